@@ -89,6 +89,28 @@ def test_a_run_that_was_killed_is_finished_by_the_next(spark, server, state, ste
     assert not list((server.folder / "blocks").glob("*.part"))
 
 
+def test_a_range_that_stays_as_it_is_is_told_once(spark, server, state, monkeypatch):
+    """Beside one that does not, after which everything is planned again."""
+    write(server.url)
+
+    def made(session, plan, tasks, on_step):
+        return [
+            None if task.shard else one for task, one in zip(tasks, _made(session, plan, tasks, on_step), strict=True)
+        ]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mainstem.spark.jobs.compact._made", made)
+        report = compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1)
+    assert {file.shard for file in report.files} == {0}
+    assert (report.loads, report.ranges_left) == (1, 1)
+    (load,) = loads_of(state)
+    assert (load.state, load.ranges_left) == ("done", 1)
+    report = compact(server.url, "orders", spark=spark, older_than="0s", file_bytes_min=1)
+    assert {file.shard for file in report.files} == {1}
+    assert (report.loads, report.ranges_left) == (1, 0)
+    assert [load.number for load in loads_of(state)] == [1, 2]
+
+
 def test_one_run_at_a_time(spark, server, tmp_path):
     write(server.url, shards=1)
     with mainstem.connect(server.url) as hub:

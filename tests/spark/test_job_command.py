@@ -88,6 +88,20 @@ def test_a_cursor_that_is_none_is_told_by_its_option(tmp_path):
     )
 
 
+@pytest.mark.slow("three processes")
+def test_a_replay_that_adds_rows_has_a_time_that_stays_the_same(tmp_path):
+    """Run again, it would be another replay, and add its rows once more."""
+    given = ("run", "replay", "clicks", str(tmp_path / "t"), "--data", str(tmp_path / "no log"))
+    time = "2026-01-31T00:00:00Z"
+    for option, times in (("--since 2h", ("2h", "0s")), ("--until 0s", (time, "0s"))):
+        said = job(*given, "--since", times[0], "--until", times[1], code=2).stderr
+        assert said.startswith(f"mainstem: {option}: that is another time in every run")
+        assert "give the time itself, as it is now 20" in said
+    # What takes the place of everything is there once, however often.
+    said = job(*given, "--since", "2h", "--until", "0s", "--replace", code=5).stderr
+    assert "is not a Mainstem data folder" in said
+
+
 def test_what_is_no_table_has_no_loads(tmp_path):
     assert job("loads", str(tmp_path)).stderr == f"no job has written {tmp_path}\n"
     # Code 5, as for a table to audit that is not there.

@@ -16,10 +16,12 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.cursor import Cursor
-from mainstem.core.errors import DataLoss, DeliveryRefused, InvalidRecord, InvalidSetting
+from mainstem.core.errors import DataLoss, DeliveryRefused, InvalidRecord, InvalidSetting, TableUnusable
 from mainstem.spark.jobs.catalogue import loads_of
 from mainstem.spark.jobs.comparing import Compared
+from mainstem.spark.jobs.lake import Lake
 from mainstem.spark.jobs.replay import replay
+from mainstem.spark.jobs.warehouse import warehouse
 from mainstem.testing.server import ServerProcess
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
 
@@ -266,6 +268,23 @@ def test_a_delivered_load_is_not_done_again_when_its_records_are_gone(is_served,
             assert [row["id"] for row in delivered(hub, "copy")] == list(range(2_000))
 
 
+@pytest.mark.slow("four replays, through a server")
+def test_a_stream_that_was_made_anew_gets_everything_again(server, tmp_path, spark):
+    """It has nothing of what was delivered. A replay that has a name is another one then, and is refused under it."""
+    with mainstem.connect(server.url) as hub:
+        made(hub)
+        given: dict[str, Any] = {"since": START, "until": START + HOUR, "into": "copy", "spark": spark}
+        for name in (None, "n"):
+            replay(server.url, "clicks", tmp_path, name=name, **given)
+        assert replay(server.url, "clicks", tmp_path, **given).loads == 0
+        hub.streams.delete("copy")
+        hub.streams.create("copy", shards=2, schema={"id": "int64", "x": "int64"}, key="id", retention="3650d")
+        assert replay(server.url, "clicks", tmp_path, **given).rows_written == 2_000
+        with pytest.raises(InvalidSetting, match="or a stream of it was deleted and made anew"):
+            replay(server.url, "clicks", tmp_path, name="n", **given)
+        assert [row["id"] for row in delivered(hub, "copy")] == list(range(2_000))
+
+
 def made(hub) -> None:
     """2,000 rows, and a stream to copy them to."""
     schema = {"id": "int64", "x": "int64"}
@@ -311,6 +330,61 @@ def test_a_corrected_version_takes_the_place_of_the_wrong_one(log, tmp_path, spa
     for name, sql in (("wrong", wrong), ("right", right)):
         replay(tmp_path / "log", "clicks", adding, sql=sql, name=name, **given)
     assert table_of(adding).num_rows == 7_200
+
+
+@pytest.mark.slow("two replays")
+def test_a_comparison_that_cannot_be_made_any_more_is_made_with_the_version_before(log, tmp_path, spark):
+    """A run was killed before it told what is different; then the files of what it replaced were deleted."""
+    table = tmp_path / "t"
+    given = {"since": START, "until": START + HOUR, "replace": True, "spark": spark}
+    replay(tmp_path / "log", "clicks", table, sql="SELECT id, -x AS x FROM clicks", **given)
+    with pytest.raises(CutShort):
+        replay(tmp_path / "log", "clicks", table, on_step=cut_at("compare"), **given)
+    assert Lake(table).vacuum(0) > 0
+    for _ in range(2):
+        before = Lake(table).version
+        told = replay(tmp_path / "log", "clicks", table, **given).compared
+        assert told == Compared(before, added=0, removed=0, changed=0, same=3_600)
+
+
+@pytest.mark.slow("three replays, three loads")
+def test_what_a_table_gets_from_warehouse_is_in_it_once(tmp_path, spark):
+    """Records that it has not loaded are its own to load, whatever their time."""
+    table = tmp_path / "t"
+    given: dict[str, Any] = {"since": START, "until": START + HOUR, "replace": True, "spark": spark}
+    with mainstem.open(tmp_path / "log") as hub:
+        made(hub)
+
+        def load() -> int:
+            return warehouse(tmp_path / "log", "clicks", table, spark=spark).rows_written
+
+        def run(**more):
+            return replay(tmp_path / "log", "clicks", table, **{**given, **more})
+
+        assert load() == 2_000
+        send(hub, range(2_000, 2_500))
+        assert run().rows_written == 2_000
+        with pytest.raises(InvalidSetting, match=r"among those that warehouse has loaded, .*nothing was replaced"):
+            run(since=START + timedelta(seconds=2_000))
+        assert ids(table) == list(range(2_000))
+        assert load() == 500
+        assert ids(table) == list(range(2_500))
+
+        def meanwhile(step: str, done: int, total: int) -> None:
+            if step == "written":
+                send(hub, range(2_500, 2_600))
+                assert load() == 100
+
+        with pytest.raises(
+            TableUnusable, match=r"got rows of another job \(warehouse-.*nothing was replaced, run it again"
+        ):
+            run(on_step=meanwhile)
+        assert ids(table) == list(range(2_600))
+        send(hub, range(2_600, 2_700))
+        assert run().rows_written == 2_600
+        assert load() == 100
+        assert ids(table) == list(range(2_700))
+    assert strays(table) == []
 
 
 @pytest.mark.slow("three replays")

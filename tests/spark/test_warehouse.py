@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import duckdb
 import numpy as np
@@ -107,7 +108,12 @@ def test_every_run_loads_what_is_new(log, tmp_path, spark):
 def test_the_partitions_are_checked_once_in_a_run(log, tmp_path, spark, monkeypatch, sql):
     checked = []
     check = Partitioning.check
-    monkeypatch.setattr(Partitioning, "check", lambda self, schema: checked.append(schema) or check(self, schema))
+
+    def noted(self: Partitioning, schema: pa.Schema) -> None:
+        checked.append(schema)
+        check(self, schema)
+
+    monkeypatch.setattr(Partitioning, "check", noted)
     done = warehouse(
         tmp_path / "log", "orders", tmp_path / "t", partition="hour", time="ts", sql=sql, load_rows=1_000, spark=spark
     )
@@ -140,13 +146,51 @@ def test_duckdb_polars_and_spark_read_it(log, tmp_path, spark):
 
 def files_in_duckdb(table):
     """As the page about jobs has it."""
-    return duckdb.read_parquet(DeltaTable(str(table)).file_uris(), hive_partitioning=True, union_by_name=True)
+    return duckdb.read_parquet(files_of(table), hive_partitioning=True, union_by_name=True)
 
 
 def by_spark(spark, table):
     """A table as Spark's own reader of Parquet reads it."""
-    files = DeltaTable(str(table)).file_uris()
-    return spark.read.options(basePath=str(table), mergeSchema=True).parquet(*files)
+    return spark.read.options(basePath=str(table), mergeSchema=True).parquet(*files_of(table))
+
+
+def files_of(table):
+    return [unquote(file) for file in DeltaTable(str(table)).file_uris()]
+
+
+@pytest.mark.slow("five jobs, three engines")
+def test_a_folder_may_have_any_name(log, tmp_path, spark):
+    """delta-rs escapes some characters of it where it says where its files are."""
+    place = tmp_path / "my täble + 50% #1"
+    given: dict[str, Any] = {"spark": spark}
+    kinds: dict[str, dict[str, Any]] = {"added": {"partition": "hour", "time": "ts"}, "keyed": {"mode": "upsert"}}
+    for table, options in kinds.items():
+        warehouse(tmp_path / "log", "orders", place / table, **options, **given, vacuum="0s")
+        found = files_in_duckdb(place / table)
+        assert found.aggregate("count(*), sum(x)").fetchall() == [(3_000, sum(at / 4 for at in range(3_000)))]
+        assert by_spark(spark, place / table).count() == 3_000
+        rows = pl.scan_pyarrow_dataset(DeltaTable(str(place / table)).to_pyarrow_dataset())
+        assert rows.select(pl.len()).collect().item() == 3_000
+    assert by_spark(spark, place / "added").where("_hour = 22").count() == 3_000
+    done = snapshot(tmp_path / "log", "orders", place / "snapshot", **given)
+    assert done.rows_written == 3_000
+    now, day = datetime.now(UTC), timedelta(days=1)
+    for _ in range(2):
+        done = replay(
+            tmp_path / "log",
+            "orders",
+            place / "again",
+            since=now - day,
+            until=now + day,
+            replace=True,
+            sql="SELECT id, x FROM orders",
+            **given,
+        )
+    assert done.compared is not None
+    assert done.compared.same == 3_000
+    for table in ("added", "keyed", "again", "snapshot/rows"):
+        assert strays(place / table) == []
+    assert [path.name for path in tmp_path.iterdir() if "50" in path.name] == [place.name]
 
 
 @pytest.mark.slow("two runs, three engines")

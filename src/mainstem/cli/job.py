@@ -331,11 +331,12 @@ def replay(
     """
     from mainstem.spark.jobs.replay import replay as job
 
+    first, end = (_replayed(option, text, replace) for option, text in (("--since", since), ("--until", until)))
     return job(
         stream=stream,
         table=table,
-        since=parse_time("--since", since),
-        until=parse_time("--until", until),
+        since=first,
+        until=end,
         sql=sql,
         function=function,
         replace=replace,
@@ -387,6 +388,18 @@ def _start(text: str) -> "datetime | Cursor | str":
         return Cursor.parse(text)
     time = parse_time("--start", text, "earliest, latest, a cursor")
     return text if is_ago(text) else time
+
+
+def _replayed(option: str, text: str, replace: bool) -> datetime:
+    """A time of a replay. One that adds rows is recognised by it, so it must be the same whenever it is run."""
+    time = parse_time(option, text)
+    if is_ago(text) and not replace:
+        raise UsageProblem(
+            f"{option} {text}: that is another time in every run, and a replay that was killed goes on only if it is "
+            f"run again with the same; give the time itself, as it is now {time.isoformat(timespec='seconds')} (with "
+            "--replace, how long ago will do)"
+        )
+    return time
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -7,6 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -86,7 +88,7 @@ def test_a_number_is_committed_once(tmp_path):
 
 
 @pytest.mark.parametrize("is_merge", [False, True])
-def test_a_number_is_committed_once_where_bounds_are_given_up_first(tmp_path, is_merge):
+def test_a_number_is_committed_once_where_bounds_are_given_up_first(tmp_path, monkeypatch, is_merge):
     """Another run commits the load while this one says which columns have no bounds."""
     lake = Lake(tmp_path / "t")
     rows = pa.table({"_key": [b"a"], "x": [math.inf], DELETED_COLUMN: [False]})
@@ -97,10 +99,10 @@ def test_a_number_is_committed_once_where_bounds_are_given_up_first(tmp_path, is
         give_up(names)
         Lake(tmp_path / "t").append([], "j", 1, {})
 
-    lake._leave_unbounded = meanwhile
-    write = partial(lake.upsert, rows) if is_merge else partial(lake.append, [])
+    monkeypatch.setattr(lake, "_leave_unbounded", meanwhile)
+    commit = partial(lake.upsert, rows) if is_merge else partial(lake.append, [])
     with pytest.raises(TableUnusable, match="another run has committed it"):
-        write("j", 1, {})
+        commit("j", 1, {})
 
 
 def test_what_a_table_from_before_was_made_for_is_told_by_its_loads(tmp_path):
@@ -209,7 +211,7 @@ def test_statistics_let_readers_skip_files(tmp_path):
 
 LAST = "\U0010ffff"
 # Of each column the values of one file, and of the next.
-ODD = {
+ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "text": (["b", "", None], ["ä", "b", "z"]),
     "long": (["x" * 40 + "a", "x" * 40 + "b", "x" * 32], [None, "x" * 31, "x" * 33 + LAST]),
     "last": ([LAST * 40, LAST * 32, LAST], ["a" * 32 + LAST, "a" * 32 + LAST * 2 + "b", None]),
@@ -278,6 +280,22 @@ def test_no_bound_hides_a_row_of_a_merge(tmp_path):
         lake.prepare(rows.schema, [], "upsert")
         lake.upsert(rows.append_column(DELETED_COLUMN, pa.array([False] * 3)), "j", number + 1, {})
         values = {name: [each for file in sides[: number + 1] for each in file] for name, sides in odd.items()}
+        _check_found(lake.folder, values)
+
+
+def test_no_bound_hides_a_row_of_a_table_of_many_columns(tmp_path):
+    """Of the first 32 delta-rs writes bounds. Where one of those is left out, none moves up: older files have none."""
+    lake = Lake(tmp_path / "t")
+    names = [f"c{at}" for at in range(40)]
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for number in (1, 2, 3):
+        row = {name: [100.0 * number + at] for at, name in enumerate(names)}
+        if number == 2:
+            row["c5"] = [math.inf]
+        rows = pa.table({**row, "_key": [b"%d" % number]})
+        lake.prepare(rows.schema, [], "upsert")
+        lake.upsert(rows.append_column(DELETED_COLUMN, pa.array([False])), "j", number, {})
+        values = {name: [*found, *row[name]] for name, found in values.items()}
         _check_found(lake.folder, values)
 
 
@@ -351,12 +369,52 @@ def test_columns_are_added_and_partitions_are_not_changed(tmp_path):
         lake.prepare(pa.schema([("id", pa.string())]), [])
 
 
+def test_rows_that_another_job_has_loaded_meanwhile_are_not_replaced(tmp_path):
+    """What is not loaded but changed in the table is nobody's: columns, compacted files."""
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+
+    def load(job, number, **given):
+        files, _ = write_parts(_target(lake.folder, Partitioning("none")), number, [_rows(100 * number, 10)])
+        lake.append(files, job, number, {}, **given)
+
+    for number in (1, 2):
+        load("other", number)
+    seen = lake.version
+    DeltaTable(str(lake.folder)).optimize.compact()
+    lake.prepare(pa.schema([*SCHEMA, ("more", pa.string())]), [])
+    load("j", 1, overwrite=True, since=seen)
+    assert sorted(_table(lake.folder)["id"].to_pylist()) == list(range(100, 110))
+    load("other", 3)
+    with pytest.raises(TableUnusable, match=r"got rows of another job \(other\) .*nothing was replaced, run it again"):
+        load("j", 2, overwrite=True, since=seen)
+    load("j", 2, overwrite=True, since=lake.version)
+    assert sorted(_table(lake.folder)["id"].to_pylist()) == list(range(200, 210))
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"")
     with pytest.raises(TableUnusable, match=r"no Delta table and not empty: it has 'holiday\.jpg'"):
         Lake(tmp_path).prepare(SCHEMA, [])
     with pytest.raises(TableUnusable, match="is an address"):
         Lake(Path("s3://bucket/t"))
+    with pytest.raises(TableUnusable, match="delta-rs reads %41 in the name of a folder as another character"):
+        Lake(tmp_path / "50%" / "%41bc")
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    """delta-rs escapes some characters of it where it says where its files are."""
+    lake = Lake(tmp_path / "my täble + 50% #1?")
+    lake.prepare(SCHEMA, [])
+    for number in range(1, 11):
+        files, _ = write_parts(_target(lake.folder, Partitioning("none")), number, [_rows(10 * number, 10)])
+        lake.append(files, "j", number, {})
+    assert lake.compact(1 << 27) == 10
+    assert lake.vacuum(0) == 10
+    (file,) = lake.at(lake.version)[1]
+    assert list(lake.folder.glob("*.parquet")) == [file]
+    assert sorted(_table(lake.folder)["id"].to_pylist()) == list(range(10, 110))
+    assert [unquote(uri) for uri in DeltaTable(str(lake.folder)).file_uris()] == [str(file)]
 
 
 def test_rows_take_the_place_of_those_of_their_keys(tmp_path):

@@ -182,6 +182,8 @@ class _Run:
     def do(self, plan: ColdPlan) -> bool:
         """Do the tasks of a plan, load by load; whether anything has changed."""
         before = len(self._swapped)
+        # What an earlier round has left is in this plan again, unless it is not as it was.
+        self._left = 0
         width = _TASKS_PER_CORE * context_of(self._spark).defaultParallelism
         for begin in range(0, len(plan.tasks), width):
             self._on_step("load", begin, len(plan.tasks))
@@ -192,7 +194,6 @@ class _Run:
     def _load(self, plan: ColdPlan, tasks: Sequence[ColdTask]) -> None:
         start, self._place = span_of(tasks, self._place)
         self._number += 1
-        self._loads += 1
         manifest = self._manifests.begin(
             Manifest(
                 job="compact",
@@ -222,9 +223,16 @@ class _Run:
         for task in tasks:
             with suppress(MainstemError):
                 self._port.call(CoolCall(self._info.name, abandon=task.block))
-        kept = tuple(files[file.block] for file in swapped)
-        self._left += self._finish(manifest, kept, manifest.ranges_left + len(files) - len(kept)).ranges_left
+        left = manifest.ranges_left + len(files) - len(swapped)
+        self._left += left
+        if not swapped:
+            # Nothing came of it, so it is no load.
+            self._manifests.give_up(manifest)
+            self._number -= 1
+            return
+        self._finish(manifest, tuple(files[file.block] for file in swapped), left)
         self._swapped += swapped
+        self._loads += 1
 
     def _swap(self, file: ColdFile) -> bool:
         self._on_step("swap", self._number, self._number)
@@ -234,7 +242,7 @@ class _Run:
             return False
         return True
 
-    def _finish(self, manifest: Manifest, files: tuple[WrittenFile, ...], left: int) -> Manifest:
+    def _finish(self, manifest: Manifest, files: tuple[WrittenFile, ...], left: int) -> None:
         done = msgspec.structs.replace(
             manifest,
             state="done",
@@ -245,7 +253,6 @@ class _Run:
         )
         self._manifests.advance(done)
         self._on_step("done", manifest.number, manifest.number)
-        return done
 
     def _cursor(self, offsets: Sequence[int]) -> str:
         return str(Cursor(self._info.uuid, self._info.epoch, tuple(offsets)))

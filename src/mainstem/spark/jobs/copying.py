@@ -29,6 +29,7 @@ class Copying:
         job: str,
         file_bytes: int,
         overwrite: bool = False,
+        since: int | None = None,
     ) -> None:
         self._making = making
         self._lake = lake
@@ -36,6 +37,8 @@ class Copying:
         self._job = job
         self._file_bytes = file_bytes
         self._overwrite = overwrite
+        # The version of the table from which on no other job may have loaded anything, if rows are replaced.
+        self._since = since
 
     def check(self) -> None:
         """Say before anything is begun if the rows cannot be partitioned as is wanted. Of records as they are that is
@@ -65,7 +68,7 @@ class Copying:
             )
 
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
-        self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite)
+        self._lake.append(written.files, self._job, number, notes, overwrite=self._overwrite, since=self._since)
         return Changed(written.rows, 0)
 
 

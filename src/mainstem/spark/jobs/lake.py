@@ -31,20 +31,24 @@ from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
 from mainstem.spark.jobs.columns import missing_columns, renamed
+from mainstem.spark.jobs.manifest import ATTEMPTS
 from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
+# In a folder's name, what delta-rs reads as another character.
+_ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 # What a load's commit says of it, beside its number.
 START_NOTE: Final = "mainstem.start"
 END_NOTE: Final = "mainstem.end"
+ATTEMPT_NOTE: Final = "mainstem.attempt"
 DELETED_COLUMN: Final = "_deleted"
 KEY_COLUMN: Final = "_key"
 # Rows are added to those that are there, or take the place of those of their keys. A table keeps its mode.
 Mode = Literal["append", "upsert"]
 _MODE_PROPERTY: Final = "mainstem.mode"
-# Columns of which some file has no bounds in the table's log, and those of which all have: as many as there are of a
-# table of which nothing is said.
+# Columns of which some file has no bounds in the table's log, and those of which all have. Of a table of which nothing
+# is said those are the first ones: of as many delta-rs writes bounds where it merges or compacts.
 _UNBOUNDED_PROPERTY: Final = "mainstem.unbounded"
 _BOUNDED_PROPERTY: Final = "delta.dataSkippingStatsColumns"
 _BOUNDED_MAX: Final = 32
@@ -53,7 +57,8 @@ _DOUBLE_DIGITS: Final = 15
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
-# From this age on a vacuum looks at all files, not only at those that the log still knows to be let go.
+# From this age on a vacuum looks at all files, not only at those that the log still knows to be let go; also at those
+# that no commit names yet.
 _WHOLE_VACUUM_HOURS: Final = 24
 # A run that is killed leaves one commit at most that is not known to be on disk; the next one sees to it first.
 _LEFT_MAX: Final = 4
@@ -76,6 +81,11 @@ class Lake:
     def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         if _ADDRESS.match(str(folder)):
             raise TableUnusable(f"{folder} is an address; a table is in a folder that this machine and Spark's see")
+        if escaped := _ESCAPED.search(str(folder.absolute())):
+            raise TableUnusable(
+                f"{folder}: delta-rs reads {escaped[0]} in the name of a folder as another character; give the table a "
+                "folder without"
+            )
         self.folder = folder
         self._clock = clock
         # Whether commits of killed runs are on disk.
@@ -93,7 +103,14 @@ class Lake:
 
     def end_of(self, number: int, job: str) -> str | None:
         """The cursor up to which a load went, as its commit says; None if the table's history has it no more."""
-        found = self._commit_of(number, job).get(END_NOTE)
+        return self._note_of(number, job, END_NOTE)
+
+    def attempt_of(self, number: int, job: str) -> str | None:
+        """The attempt that committed a load, as its commit says; None if the table's history has it no more."""
+        return self._note_of(number, job, ATTEMPT_NOTE)
+
+    def _note_of(self, number: int, job: str, note: str) -> str | None:
+        found = self._commit_of(number, job).get(note)
         return None if found is None else str(found)
 
     def merged(self, number: int, job: str, newest: int | None = None) -> "Changed | None":
@@ -222,16 +239,20 @@ class Lake:
         notes: dict[str, Any],
         *,
         overwrite: bool = False,
+        since: int | None = None,
         can_repeat: bool = False,
     ) -> int:
         """Make these files, which are on disk, part of the table in its load `number`; the table's version. With
-        `overwrite` they take the place of everything that was in it. `can_repeat` is for a table that does not decide
-        about the load: it may have its number from a run that was killed before the other got it."""
+        `overwrite` they take the place of everything that was in it: TableUnusable if another job has loaded something
+        `since` that version. `can_repeat` is for a table that does not decide about the load: it may have its number
+        from a run that was killed before the other got it."""
         inside = self._inside()
         self._leave_unbounded({name for file in files for name in unbounded(file, inside)})
         table = self._table()
         before = table.version()
         _require_next(table, self.folder, job, number, can_repeat=can_repeat)
+        if since is not None and since < before:
+            _require_alone(table, self.folder, job, before - since)
         now_ms = self._clock.now_us() // 1_000
         actions = [AddAction(file.path, file.bytes, file.partition, now_ms, True, file.stats) for file in files]
         with _translated(self.folder):
@@ -297,10 +318,11 @@ class Lake:
         table = self._table()
         known = table.metadata().configuration.get(_UNBOUNDED_PROPERTY)
         left = sorted({*(json.loads(known) if known else ()), *names})
-        bounded = [name for name in self.schema().names if name not in left]
+        # A column further behind does not move up: files that are there may have no bounds of it.
+        bounded = [name for name in self.schema().names[:_BOUNDED_MAX] if name not in left]
         said = {
             _UNBOUNDED_PROPERTY: json.dumps(left),
-            _BOUNDED_PROPERTY: ",".join(f"`{name.replace('`', '``')}`" for name in bounded[:_BOUNDED_MAX]),
+            _BOUNDED_PROPERTY: ",".join(f"`{name.replace('`', '``')}`" for name in bounded),
         }
         if said.items() <= table.metadata().configuration.items():
             return
@@ -336,13 +358,13 @@ class Lake:
 
     def vacuum(self, hours: int) -> int:
         """Delete files that the table has not needed for so many hours; how many. Versions from before cannot be read
-        then. Files that a running load has not committed yet are younger than a day, and stay."""
+        then. Files that a running load has not committed yet stay: they are younger than a day, or were written under
+        the marker of an attempt."""
         table = self._table()
         before = table.version()
+        is_whole = hours >= _WHOLE_VACUUM_HOURS and not any(self.folder.glob(f"{ATTEMPTS}/*"))
         with _translated(self.folder):
-            gone = table.vacuum(
-                hours, dry_run=False, enforce_retention_duration=False, full=hours >= _WHOLE_VACUUM_HOURS
-            )
+            gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=is_whole)
         self.make_durable(before)
         return len(gone)
 
@@ -392,6 +414,16 @@ def _require_next(table: DeltaTable, folder: Path, job: str, number: int, *, can
         raise TableUnusable(
             f"table {folder} has load {number} of this job already: another run has committed it; run the job again"
         )
+
+
+def _require_alone(table: DeltaTable, folder: Path, job: str, newest: int) -> None:
+    """Rows that another job has loaded meanwhile are not replaced: it would not load them again."""
+    for commit in table.history(newest):
+        if commit.get("mainstem.job", job) != job:
+            raise TableUnusable(
+                f"table {folder} got rows of another job ({commit['mainstem.job']}) while this one made those that "
+                "were to take their place; nothing was replaced, run it again"
+            )
 
 
 def _version_of(name: str) -> int:

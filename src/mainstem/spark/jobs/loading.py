@@ -10,6 +10,7 @@
 A kill between any two leaves what `Manifests` describes; the next run goes on from there.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -30,7 +31,7 @@ from mainstem.core.times import from_us, to_us
 from mainstem.spark.jobs.columns import with_names
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.history import History, OnLoss, Start, Wanted, lost_before, require_kept
-from mainstem.spark.jobs.lake import END_NOTE, START_NOTE, Changed, Lake
+from mainstem.spark.jobs.lake import ATTEMPT_NOTE, END_NOTE, START_NOTE, Changed, Lake
 from mainstem.spark.jobs.loads import Bound, Load, plan_loads
 from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
@@ -172,27 +173,31 @@ class Loading:
         wanted: Wanted | None = None,
     ) -> JobResult:
         """Load everything from where the last load ended, or from `start` if there was none; as text that is an end of
-        the stream, or how long ago. No load has more offsets, or bytes of the log, than said. With `wanted` the last one
-        ends where the log has no more of that."""
+        the stream, or how long ago. No load has more offsets, or bytes of the log, than said. With `wanted` the last
+        one ends where the log has no more of that."""
         began = self._clock.monotonic()
         info = self._history.info
         with self.manifests.locked():
             number = self._settled()
             self._require_same(number)
             place = self._place(number, start)
-            first, lost = self._kept(place, None if number else start)
+            first, _ = self._kept(place, None if number else start)
             stop = tuple(info.ends) if wanted is None else self._history.end_of(first, wanted)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []
             again = self._again(number)
+            begin = first
             if again:
-                stop = tuple(map(max, again[-1].end, stop))
+                begin = tuple(map(max, again[-1].end, info.starts))
+                stop = tuple(map(max, begin, stop))
             bound = Bound(offsets_max, bytes_max, self._history.stored_bytes)
-            loads = plan_loads(again[-1].end if again else first, stop, info.generations, bound)
-            for load in itertools.chain(again, loads):
-                self._on_step("load", sum(load.start) - sum(first), total)
+            at = place
+            for load in itertools.chain(again, plan_loads(begin, stop, info.generations, bound)):
+                self._on_step("load", max(0, sum(load.start) - sum(first)), total)
+                # What is gone of a load that is done as it was planned is told by who cuts it.
+                lost = lost_before(at, load.start)
                 done.append(self._load(load, number + len(done) + 1, lost, write, commit))
-                lost = []
+                at = load.end
             self._on_step("load", total, total)
         return self._result(done, place, stop if done else place, self._clock.monotonic() - began)
 
@@ -220,18 +225,29 @@ class Loading:
         result = self._result([done], first, end, self._clock.monotonic() - began)
         return dataclasses.replace(result, compared=told)
 
+    def reached(self) -> tuple[int, ...] | None:
+        """Where the loads that the table has end, which may be behind the stream as it was looked up; None if it has
+        none."""
+        number = self.lake.number_of(self.name)
+        if not number:
+            return None
+        offsets = Cursor.parse(self._end(number)).offsets
+        return (*offsets, *(0,) * (self._history.info.shards - len(offsets)))
+
     def give_up(self, attempt: Attempt) -> None:
         """A load that was begun and written comes to nothing."""
         begun = self.manifests.get(attempt.number)
-        if begun is not None:
+        if begun is not None and begun.attempt == attempt.name:
             self.manifests.give_up(begun, self._beside_files())
 
     def _before(self, number: int) -> int:
         """The version of the table that a load in its place is compared with: that from before the last load, if a run
-        was killed that had not told yet what is different."""
+        was killed that had not told yet what is different, and that version can still be read."""
         last = self.manifests.get(number)
         if last is not None and last.recipe == self._recipe and last.compare_with >= 0:
-            return last.compare_with
+            with contextlib.suppress(TableUnusable):
+                if all(path.exists() for path in self.lake.at(last.compare_with)[1]):
+                    return last.compare_with
         return self._version()
 
     def _again(self, number: int) -> list[Load]:
@@ -243,9 +259,21 @@ class Loading:
         number = self.lake.number_of(self.name)
         if number:
             self._check_last(number)
+        self._stop(number)
         self.manifests.settle(number, self._clock.now_us(), self._beside_files())
         self._on_step("settled", number, number)
         return number
+
+    def _stop(self, number: int) -> None:
+        """A load above those that the table has is not committed any more: its run, if it is still there because the
+        lock does not hold, looks for its marker first. What it has committed by then stays."""
+        begun = self.manifests.get(number + 1)
+        if begun is not None:
+            self.manifests.stop(begun.attempt)
+            if self.lake.number_of(self.name) > number:
+                raise TableUnusable(
+                    f"another run of this job writes {self.lake.folder} now; wait until it has ended, then run this one"
+                )
 
     def _check_last(self, number: int) -> None:
         """What the table has is on disk, and the manifest of its last load is of the run that committed it."""
@@ -253,7 +281,7 @@ class Loading:
         last = self.manifests.get(number)
         if last is None or last.state == "done":
             return
-        if self.lake.end_of(number, self.name) not in (None, last.end):
+        if self.lake.attempt_of(number, self.name) not in (None, last.attempt):
             self.manifests.give_up(last, self._beside_files())
         elif (changed := self.lake.merged(number, self.name)) is not None:
             counts = {"rows_written": changed.written, "rows_deleted": changed.deleted, "files": changed.files}
@@ -269,8 +297,9 @@ class Loading:
         if last is not None and last.recipe not in ("", self._recipe):
             raise InvalidSetting(
                 f"this {self._job} was run before with another range, query, columns or function, or the function has "
-                f"other code now, and what it made is in {self.lake.folder}: give it another name (--name) to add its "
-                "rows to those, or use another folder; replace (--replace) puts its rows in the place of a table's"
+                "other code now, or a stream of it was deleted and made anew; what it made then is noted in "
+                f"{self.lake.folder}: give it another name (--name) to add its rows to those, or use another folder; "
+                "replace (--replace) puts its rows in the place of a table's"
             )
 
     def _kept(
@@ -287,16 +316,19 @@ class Loading:
 
     def _place(self, number: int, start: Start | str) -> tuple[int, ...]:
         """Where the loads that the table has end."""
-        if not number:
-            return self._first(start)
+        return self._history.offsets(Cursor.parse(self._end(number))) if number else self._first(start)
+
+    def _end(self, number: int) -> str:
+        """The cursor up to which the last load went."""
         manifest = self.manifests.get(number)
-        text = self.lake.end_of(number, self.name) if manifest is None else manifest.end
+        is_done = manifest is not None and manifest.state == "done"
+        text = manifest.end if manifest is not None and is_done else self.lake.end_of(number, self.name)
         if text is None:
             raise TableUnusable(
                 f"table {self.lake.folder} has {number} loads of this stream, and neither its history nor "
                 f"{self.manifests.folder} says where the last one ended; write to a new table"
             )
-        return self._history.offsets(Cursor.parse(text))
+        return text
 
     def _first(self, start: Start | str) -> tuple[int, ...]:
         """Where the first run began, if it was asked for this start: while no load is done, nothing else says so, and
@@ -364,8 +396,13 @@ class Loading:
         )
         self.manifests.advance(manifest)
         self._on_step("written", number, number)
+        if not marker.exists():
+            raise TableUnusable(
+                f"load {number} of {self.lake.folder} was given up by another run of this job before it was committed; "
+                "wait until that has ended, then run this one again"
+            )
         with in_words_of_jobs():
-            changed = commit(written, number, {START_NOTE: start, END_NOTE: end})
+            changed = commit(written, number, {START_NOTE: start, END_NOTE: end, ATTEMPT_NOTE: manifest.attempt})
         self._on_step("committed", number, number)
         manifest = msgspec.structs.replace(
             manifest,

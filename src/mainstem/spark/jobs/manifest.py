@@ -3,7 +3,7 @@
     <table>/_mainstem/<job>/start.json      where the first run began, which counts until a load is done
     <table>/_mainstem/<job>/000001.json     the first load of the job, the second, ...
     <table>/_mainstem/<job>/lock            held while a run writes
-    <table>/_mainstem/attempts/<attempt>    there while an attempt may write files
+    <table>/_mainstem/attempts/<attempt>    there while an attempt may write files and be committed
 
 A manifest is written three times, each time as a whole: *planned* (from where to where), *written* (the files are
 there), *done* (the table has them). The table's own log decides which loads it has: a load's number is the version of
@@ -31,6 +31,7 @@ from mainstem.log.disk import LocalDisk
 from mainstem.spark.jobs.part_files import WrittenFile
 
 NOTES: Final = "_mainstem"
+ATTEMPTS: Final = f"{NOTES}/attempts"
 _DISK: Final = LocalDisk()
 
 
@@ -119,7 +120,7 @@ class Manifests:
 
     def marker(self, attempt: str) -> Path:
         """What says that an attempt may still write."""
-        return self._place / NOTES / "attempts" / attempt
+        return self._place / ATTEMPTS / attempt
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -201,10 +202,14 @@ class Manifests:
         self.end(begun.attempt, kept)
         self._path(begun.number).unlink()
 
+    def stop(self, attempt: str) -> None:
+        """An attempt writes no more, and commits nothing."""
+        self.marker(attempt).unlink(missing_ok=True)
+
     def end(self, attempt: str, kept: Iterable[str]) -> None:
         """An attempt writes no more, and its files go but for those of its load. Names alone say which: no two files
         have the same."""
-        self.marker(attempt).unlink(missing_ok=True)
+        self.stop(attempt)
         names = {path.rpartition("/")[2] for path in kept}
         for path in self._place.rglob(f"{attempt}-*.parquet"):
             if path.name not in names:

@@ -107,6 +107,8 @@ def replay(
     partitioning = Partitioning(partition, time)
     found = _found(function) if isinstance(function, str) else function
     shown = {"token": token, "token_file": token_file, "ca": ca, "certificate": certificate, "key": certificate_key}
+    # Before the stream is looked up: what other jobs load from here on may be of later records.
+    seen = _version(Path(table)) if replace else None
     history = History(hub, stream, **shown)
     is_copy = into is not None and sql is None and function is None and bool(history.info.schema_bytes)
     names = history.names(columns, _beside(history, into, sql, function))
@@ -114,9 +116,13 @@ def replay(
     about_loss: OnLoss = "skip" if passes else "raise"
     wanted = Wanted(names, _within(since, until, where), on_bad, about_loss, is_deleted=is_copy)
     _check_moved(partitioning, history, wanted, sql, found)
-    job = f"replay-{name or digest(history.info.uuid, since, until, sql, _text(function), where, into)}"
-    recipe = digest(history.info.uuid, since, until, sql, where, into, columns and tuple(columns), code_digest(found))
     destination = None if into is None else Destination(history.access, into)
+    # A stream that was deleted and made anew has nothing of what was delivered to the one before it.
+    what = (history.info.uuid, since, until, sql, where, destination and destination.look_up().uuid)
+    # What takes the place of everything goes on with nothing: whatever its range, it tidies up behind any other.
+    told = (history.info.uuid, "replace") if replace else (*what, _text(function))
+    job = f"replay-{name or digest(*told)}"
+    recipe = digest(*what, columns and tuple(columns), code_digest(found))
     kind = Loading if destination is None else partial(Redelivery, destination)
     loading = kind("replay", history, Path(table), name=job, recipe=recipe, on_step=on_step, on_loss=about_loss)
     if destination is not None:
@@ -132,7 +138,9 @@ def replay(
         copier = Copier(history.info.key) if is_copy else None
         work = Delivering(making, destination, job=job, copier=copier)
     else:
-        work = Copying(making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace)
+        work = Copying(
+            making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace, since=seen
+        )
         work.check()
     if replace:
         if key:
@@ -148,9 +156,14 @@ def replay(
 
         chosen = "" if where is None else f" for which {where} is true"
         none = f"there are no records from {since.isoformat()} to before {until.isoformat()}{chosen}"
+        # What comes after that the next run of `warehouse` loads, whatever its time.
+        reached = Loading("warehouse", history, Path(table), on_step=on_step).reached()
+        if reached is not None:
+            none += " among those that warehouse has loaded"
+        end = tuple(map(min, history.info.ends, reached or history.info.ends))
         write = partial(_unless_empty, loading, work.write, none)
         with _words_of_replacing() if loading.lake.has_files else contextlib.nullcontext():
-            return loading.run_whole(since, history.info.ends, write, work.commit, compared if compare else None)
+            return loading.run_whole(since, end, write, work.commit, compared if compare else None)
     return loading.run(since, work.write, work.commit, offsets_max=load_rows or LOAD_ROWS, wanted=wanted)
 
 
@@ -258,6 +271,11 @@ def _check_range(since: datetime, until: datetime) -> None:
         raise InvalidSetting(
             f"since (--since) must be before until (--until): {since.isoformat()} is not before {until.isoformat()}"
         )
+
+
+def _version(table: Path) -> int:
+    lake = Lake(table)
+    return lake.version if lake.exists else -1
 
 
 def _within(since: datetime, until: datetime, where: str | None) -> str:
