@@ -28,7 +28,7 @@ from mainstem.spark.progress import INITIAL
 from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Port, RunsCall
 from mainstem.transport.sharing import CommitCursorsCall
-from tests.spark.parts import SCHEMA, append, fill
+from tests.spark.parts import SCHEMA, append, fill, rows
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -261,6 +261,23 @@ def test_a_reset_moves_the_query_wherever_it_stands(server, monkeypatch):
         with hub.consumer("orders", group="lake", commit="manual"):
             pass
         assert source.latestOffset(again, ReadAllAvailable()) == again
+        assert hub.groups.get("lake").records == 0
+
+
+def test_a_reset_of_one_shard_moves_the_query_there_alone(server):
+    with mainstem.connect(server.url) as hub:
+        hub.streams.create("orders", shards=2, schema=SCHEMA)
+        with hub.producer() as producer:
+            for shard in range(2):
+                producer.send_batch("orders", rows(50 * shard, 50), shard=shard)
+        source = reader(server.url, startingOffsets="earliest", group="lake")
+        done = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+        # Before the group knows of that batch.
+        hub.groups.reset("lake", {("orders", 0): 5}, dry_run=False)
+        moved = source.latestOffset(done, ReadAllAvailable())
+        assert (moved["begins"], moved["offsets"]) == ([5, 50], [50, 50])
+        assert ids(source, done, moved) == list(range(5, 50))
+        assert source.latestOffset(moved, ReadAllAvailable()) == moved
         assert hub.groups.get("lake").records == 0
 
 

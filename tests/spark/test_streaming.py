@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -17,6 +18,7 @@ from mainstem.spark.progress import (
     QueryOffset,
     Standing,
     gone_since,
+    moved_to,
     shared_out,
     was_reset,
     within_bytes,
@@ -156,7 +158,16 @@ def test_an_offset_comes_back_as_it_was():
     assert QueryOffset.from_json(dict(INITIAL)) is None
     good = {"stream": "a", "epoch": 1, "offsets": [1]}
     assert QueryOffset.from_json(good) == QueryOffset("a", 1, (1,))
-    strange_ones = ({}, {"offsets": [1]}, {**good, "offsets": [-1]}, {**good, "group": ["lake"]}, {"topic": {"0": 5}})
+    strange_ones: tuple[Any, ...] = (
+        5,
+        None,
+        [1],
+        {},
+        {"offsets": [1]},
+        {**good, "offsets": [-1]},
+        {**good, "group": ["lake"]},
+        {"topic": {"0": 5}},
+    )
     for strange in strange_ones:
         with pytest.raises(InvalidCursor, match="use another checkpointLocation"):
             QueryOffset.from_json(strange)
@@ -185,7 +196,7 @@ def test_a_reset_is_told_from_progress_and_from_other_members():
     lake = ("lake", 1_700_000_000_000_000)
 
     def standing(offset: int, generation: int, *, is_reset: bool = False, group: Group = lake) -> Standing:
-        return Standing((offset,), generation, is_reset, group)
+        return Standing((offset,), generation, frozenset([0] if is_reset else ()), group)
 
     offset = QueryOffset("ab", 1, (50,), None, (), (40,), 3, group=lake)
     assert not was_reset(offset, standing(40, 3))
@@ -202,6 +213,16 @@ def test_a_reset_is_told_from_progress_and_from_other_members():
         assert not was_reset(offset, standing(10, 4, is_reset=True, group=other))
     # Where the group was not noted, it is this one.
     assert was_reset(replace(offset, group=None), standing(10, 4, is_reset=True))
+
+
+def test_a_reset_moves_the_shards_that_it_names():
+    """The query is a batch ahead of its group: in the others it goes on where it is, or would read that batch twice."""
+    lake = ("lake", 1)
+    since = QueryOffset("ab", 1, (50, 60, 70), published=(40, 45, 55), generation=3, group=lake)
+    assert moved_to(since, since.offsets, Standing((5, 45, 55), 4, frozenset([0]), lake)) == (5, 60, 70)
+    # To where the group stood already; and one after another, of which the group knows the last.
+    assert moved_to(since, since.offsets, Standing((40, 45, 55), 4, frozenset([0]), lake)) == (40, 60, 70)
+    assert moved_to(since, since.offsets, Standing((5, 45, 9), 5, frozenset([2]), lake)) == (5, 60, 9)
 
 
 def test_what_was_trimmed_of_a_plan():

@@ -326,7 +326,7 @@ def replay(
 ) -> "JobResult":
     """Run a time range of history through a function or a query into a table or a stream, exactly once.
 
-    A run that was killed is simply run again; one that was done does nothing the second time. With --replace readers
+    A run that was killed is simply run again; one that was done adds nothing the second time. With --replace readers
     see the old rows or the new ones, never both; it says how many are different.
     """
     from mainstem.spark.jobs.replay import replay as job

@@ -51,8 +51,8 @@ class QueryGroup:
             return None
         offsets = tuple(mine[shard].offset if shard in mine else 0 for shard in range(info.shards))
         # Of all that changes a group only a reset does so at the time at which it moves cursors.
-        is_reset = any(shard.committed_us == group.changed_us for shard in mine.values())
-        return Standing(offsets, group.generation, is_reset, (group.name, group.created_us))
+        reset = frozenset(shard.shard for shard in mine.values() if shard.committed_us == group.changed_us)
+        return Standing(offsets, group.generation, reset, (group.name, group.created_us))
 
     def stand(self, info: StreamInfo, offsets: Sequence[int]) -> Standing:
         """Where the group stands, which is made at these offsets if it does not read the stream yet."""
@@ -88,13 +88,14 @@ class QueryGroup:
                 # A group of this name that was deleted the moment before is only now forgotten.
                 if time.monotonic() >= deadline:
                     raise
+                time.sleep(_LOOK_SECONDS)
         self._port.call(LeaveGroupCall(self._name, member))
         # That it has left begins a generation, which is not to be taken for a reset later.
         group, shards = self._get()
         while any(shard.member for shard in shards) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             group, shards = self._get()
-        return Standing(tuple(offsets), group.generation, is_reset=False, group=(group.name, group.created_us))
+        return Standing(tuple(offsets), group.generation, frozenset(), (group.name, group.created_us))
 
     def _get(self) -> tuple[GroupInfo, list[GroupShard]]:
         shards: list[GroupShard] = []

@@ -59,7 +59,7 @@ class QueryOffset:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "QueryOffset | None":
         """None for the offset that a query begins with; InvalidCursor for what is none."""
-        if dict(found) == INITIAL:
+        if found == INITIAL:
             return None
         try:
             published = found.get("published")
@@ -74,9 +74,9 @@ class QueryOffset:
                 generation=int(found.get("generation", 0)),
                 group=None if group is None else _group(group),
             )
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidCursor(
-                f"the checkpoint has no offset of a stream: {str(dict(found))[:200]}. It is another source's, or was "
+                f"the checkpoint has no offset of a stream: {str(found)[:200]}. It is another source's, or was "
                 "changed; use another checkpointLocation, with startingOffsets for where to begin"
             ) from None
 
@@ -123,12 +123,12 @@ def within_bytes(begin: int, end: int, runs: Iterable[Run], bytes_max: int) -> i
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a group stands in each shard of a stream, and its generation: `is_reset` if that began with a reset, and
-    nothing was published since."""
+    """Where a group stands in each shard of a stream, and its generation: if that began with a reset, `reset` are the
+    shards that it moved, and of which nothing was published since."""
 
     offsets: tuple[int, ...]
     generation: int
-    is_reset: bool
+    reset: frozenset[int]
     group: Group
 
 
@@ -148,7 +148,15 @@ def was_reset(offset: QueryOffset, standing: Standing) -> bool:
         return False
     if cursors == _padded(offset.offsets, cursors):
         return False
-    return standing.is_reset or cursors != _padded(offset.published, cursors)
+    return bool(standing.reset) or cursors != _padded(offset.published, cursors)
+
+
+def moved_to(since: QueryOffset, place: Sequence[int], standing: Standing) -> tuple[int, ...]:
+    """Where a query goes on that stands at `place` and whose group was reset: in shards that nobody has moved it is
+    ahead of the group, which learns of a batch with the next one."""
+    published = _padded(since.published or (), standing.offsets)
+    shards = enumerate(zip(standing.offsets, published, _padded(place, published), strict=True))
+    return tuple(at if shard in standing.reset or at != known else mine for shard, (at, known, mine) in shards)
 
 
 def gone_since(planned: Mapping[int, tuple[int, int]], starts: Sequence[int]) -> tuple[Range, ...]:

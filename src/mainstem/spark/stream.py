@@ -33,6 +33,7 @@ from mainstem.spark.progress import (
     Standing,
     gone_since,
     knows,
+    moved_to,
     shared_out,
     was_reset,
     within_bytes,
@@ -168,7 +169,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return _standing_at(first, now), known is None
             # It was reset the moment before, which is not to be undone.
             standing = now
-        moved = QueryOffset(info.uuid, info.epoch, standing.offsets, begins=standing.offsets)
+        place = moved_to(since, first.offsets, standing)
+        moved = QueryOffset(info.uuid, info.epoch, place, begins=place)
         return _standing_at(moved, standing), True
 
     def _hold(self, group: QueryGroup) -> None:

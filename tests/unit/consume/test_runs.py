@@ -1,5 +1,7 @@
 """The plan of a read, while the stream it is of is trimmed."""
 
+from typing import Any
+
 import pytest
 
 import mainstem
@@ -12,7 +14,7 @@ from mainstem.transport.port import RunsCall
 class Trimming:
     """The log's reader, whose stream is trimmed right after it first said where the shard begins."""
 
-    def __init__(self, hub, offset: int) -> None:
+    def __init__(self, hub: Any, offset: int) -> None:
         self._reader = hub._port.log.reader
         self._hub = hub
         self._offset: int | None = offset
@@ -38,8 +40,9 @@ def test_what_is_trimmed_between_two_looks_is_told(tmp_path, offset):
             for _ in range(10):
                 producer.send_many("s", [b"value"] * 10)
                 producer.flush()
-        port = hub._port
-        runs = Runs(port._administration.require, Trimming(hub, offset), port._selections, tmp_path)
+        port: Any = hub._port
+        trimming: Any = Trimming(hub, offset)
+        runs = Runs(port._administration.require, trimming, port._selections, tmp_path)
         call = RunsCall("s", 0, 20, 100)
         with pytest.raises(DataLoss) as lost:
             runs.handle(call)

@@ -1,5 +1,7 @@
 """Parts that several processes write: when their time begins, and how they are let go."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -53,6 +55,6 @@ class Refusing:
     ("error", "calls"), [(ConnectionLost("away"), 1), (Refused("it is being committed"), 100)], ids=["away", "refused"]
 )
 def test_parts_are_let_go_as_long_as_somebody_answers(error, calls):
-    port = Refusing(error)
+    port: Any = Refusing(error)
     abort_parts(port, [PartWritten(0, 0), *(PartWritten(number, 1) for number in range(100))])
     assert port.timeouts == [ABORT_SECONDS] * calls

@@ -24,7 +24,7 @@ from mainstem.spark.jobs.lake import DELETED_COLUMN
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.trimmed import trimmed_since
 from mainstem.spark.origin import Access, opened
-from mainstem.spark.slices import Slice, balance, consumer_of, extents, look_up, slices_of
+from mainstem.spark.slices import Slice, balance, consumer_of, look_up, slices_of
 from mainstem.transport.port import GetStreamCall
 
 if TYPE_CHECKING:
@@ -117,14 +117,6 @@ class History:
             on_loss=note if wanted.on_loss == "skip" else None,
         )
         return balance(pieces, parts)
-
-    def end_of(self, first: Sequence[int], wanted: "Wanted") -> tuple[int, ...]:
-        """Where in each shard the log has nothing more that may be wanted, on the way from `first`."""
-        pieces = slices_of(
-            self._port, self.access, self.info, first, where=wanted.where or "", on_loss=lambda loss: None
-        )
-        ends = extents(pieces)
-        return tuple(ends[shard][1] if shard in ends else at for shard, at in enumerate(first))
 
     def stored_bytes(self, load: Load) -> int:
         """About how many bytes of the log a load is."""

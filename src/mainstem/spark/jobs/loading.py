@@ -30,7 +30,7 @@ from mainstem.core.errors import InvalidSetting, TableUnusable
 from mainstem.core.times import from_us, to_us
 from mainstem.spark.jobs.columns import with_names
 from mainstem.spark.jobs.comparing import Compared
-from mainstem.spark.jobs.history import History, OnLoss, Start, Wanted, lost_before, require_kept
+from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
 from mainstem.spark.jobs.lake import ATTEMPT_NOTE, END_NOTE, START_NOTE, Changed, Lake
 from mainstem.spark.jobs.loads import Bound, Load, plan_loads
 from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
@@ -170,11 +170,9 @@ class Loading:
         *,
         offsets_max: int,
         bytes_max: int | None = None,
-        wanted: Wanted | None = None,
     ) -> JobResult:
         """Load everything from where the last load ended, or from `start` if there was none; as text that is an end of
-        the stream, or how long ago. No load has more offsets, or bytes of the log, than said. With `wanted` the last
-        one ends where the log has no more of that."""
+        the stream, or how long ago. No load has more offsets, or bytes of the log, than said."""
         began = self._clock.monotonic()
         info = self._history.info
         with self.manifests.locked():
@@ -182,14 +180,13 @@ class Loading:
             self._require_same(number)
             place = self._place(number, start)
             first, _ = self._kept(place, None if number else start)
-            stop = tuple(info.ends) if wanted is None else self._history.end_of(first, wanted)
+            stop = tuple(info.ends)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []
             again = self._again(number)
             begin = first
             if again:
                 begin = tuple(map(max, again[-1].end, info.starts))
-                stop = tuple(map(max, begin, stop))
             bound = Bound(offsets_max, bytes_max, self._history.stored_bytes)
             at = place
             for load in itertools.chain(again, plan_loads(begin, stop, info.generations, bound)):

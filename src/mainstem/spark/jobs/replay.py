@@ -2,7 +2,7 @@
 
 A mistake in what was made of a stream is corrected by making it again. The range is of time, so it has an end, and its
 records are those of that time, however late they came. A replay that was killed goes on where its last load ended; one
-that is run again does nothing, but for records that came late meanwhile. One that is run again and is not the same any
+that is run again adds nothing but records that came late meanwhile. One that is run again and is not the same any
 more is refused: what is there of it is neither gone on with nor taken for what is asked now.
 """
 
@@ -164,7 +164,7 @@ def replay(
         write = partial(_unless_empty, loading, work.write, none)
         with _words_of_replacing() if loading.lake.has_files else contextlib.nullcontext():
             return loading.run_whole(since, end, write, work.commit, compared if compare else None)
-    return loading.run(since, work.write, work.commit, offsets_max=load_rows or LOAD_ROWS, wanted=wanted)
+    return loading.run(since, work.write, work.commit, offsets_max=load_rows or LOAD_ROWS)
 
 
 def _check_used(
