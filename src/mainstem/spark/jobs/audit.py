@@ -453,7 +453,8 @@ def _tally_of_table(
 ) -> tuple[Tally, int]:
     """The rows of a Delta table by window, each read, and the version of it that they are of."""
     table = _opened_table(path, time_column)
-    files = table.file_uris()
+    # As addresses, paths of a folder have signs for what they have letters for.
+    files = table.file_uris() if "://" in path else [*map(str, Lake(Path(path)).at(table.version())[1])]
 
     def count(part: int) -> Answer:
         try:

@@ -5,15 +5,20 @@ Only hashes go through Spark's shuffle: one of the columns that tell rows apart,
 more than once are counted as often as they occur.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from mainstem.spark.jobs.lake import Lake
 from mainstem.spark.jobs.tasks import translated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+# What Spark takes for patterns in the paths that it is given to read.
+_PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,12 @@ def _rows(spark: "SparkSession", lake: Lake, version: int) -> "DataFrame":
     if not files:
         return spark.createDataFrame([], spark_schema(schema))
     reader = spark.read.schema(spark_schema(schema)).option("basePath", str(lake.folder.absolute()))
-    return reader.parquet(*map(str, files))
+    return reader.parquet(*map(_literal, files))
+
+
+def _literal(path: Path) -> str:
+    """A path that is one to Spark, whatever it has in it."""
+    return _PATTERN.sub(r"\\\g<0>", str(path))
 
 
 def _hashed(rows: "DataFrame", names: Sequence[str], key: Sequence[str], side: int) -> "DataFrame":
