@@ -2,9 +2,12 @@
 
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
 
@@ -14,7 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 
 import mainstem
 from mainstem.core.clock import SYSTEM_CLOCK as CLOCK
-from mainstem.demo.pipeline import Outputs, PipelineOptions
+from mainstem.demo.demonstration import Demonstration, DemoOptions
+from mainstem.demo.pipeline import LATE_SECONDS, LATE_SECONDS_KILLED, Outputs, PipelineOptions
 from mainstem.demo.revenue import Takings
 from mainstem.demo.revenue_reader import StreamWatch, TableWatch, Windows
 
@@ -24,15 +28,13 @@ pytestmark = [
 ]
 
 
-def run(folder, *arguments):
-    environment = os.environ | {"TMPDIR": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "mainstem", "demo", "--seconds", "6", "--rate", "1000", *arguments],
-        env=environment,
-        capture_output=True,
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "mainstem", "demo", "--rate", "1000", *arguments],
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
-        check=False,
     )
 
 
@@ -72,8 +74,12 @@ def test_what_is_shown_is_what_is_in_the_table_and_in_the_stream(tmp_path):
 
 
 def await_windows(watch: StreamWatch | TableWatch, expected: Windows) -> None:
-    deadline = CLOCK.monotonic() + 30
-    while watch.windows != expected:
+    await_true(lambda: watch.windows == expected, 30)
+
+
+def await_true(is_so: Callable[[], bool], seconds: float = 150) -> None:
+    deadline = CLOCK.monotonic() + seconds
+    while not is_so():
         assert CLOCK.monotonic() < deadline
         CLOCK.sleep(0.05)
 
@@ -108,39 +114,83 @@ def test_every_batch_is_taken_once_and_the_query_remembered_as_one(tmp_path, spa
 
 @pytest.mark.timeout(400)
 def test_the_table_agrees_with_the_producers_to_the_cent(tmp_path):
-    done = run(tmp_path)
-    assert done.returncode == 0, done.stderr
-    starting, joined = "Spark is starting; it joins when it is up", "Spark has joined after "
-    assert starting in done.stdout
-    # On a busy machine that is after the writing.
-    assert joined in done.stdout.partition(starting)[2]
-    # The view moves from the beginning.
-    assert re.search(r"[23]\.\d s .* acknowledged.*\n *Spark: ", done.stdout)
-    told = re.search(
-        r"wrote (\d+) windows? of revenue to a Delta table, and (\d+) to the stream demo.revenue", done.stdout
-    )
+    """Revenue is shown while the producers write, which here is until it is."""
+    shown = re.compile(r" *Spark: [\d,]+ events read; table: \d+ windows?, .*; stream: \d+ windows?, .*\n")
+    with start(tmp_path, "--seconds", "300") as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if shown.fullmatch(line):
+                break
+        process.send_signal(signal.SIGINT)
+        rest, error = process.communicate(timeout=200)
+    assert process.returncode == 0, error
+    before, out = "".join(lines), "".join([*lines, rest])
+    # The view moves before Spark is up.
+    moving = r" *\d+\.\d s +[1-9][\d,]* acknowledged, .*\n"
+    assert re.search(rf"Spark is starting; it joins when it is up.*\n(.*\n)*{moving} *Spark: starting; ", before)
+    assert re.search(rf"Spark has joined after .*\n(.*\n)*{moving}{shown.pattern}", before)
+    assert "stopping the producers" in rest
+    told = re.search(r"wrote (\d+) windows? of revenue to a Delta table, and (\d+) to the stream demo.revenue", out)
     assert told is not None
     assert told[1] == told[2]
     pattern = r"the (\w+).* agrees with the producers to the cent: ([\d,]+) orders, ([\d,.]+) in (\d+) windows?"
-    table, stream = re.findall(pattern, done.stdout)
+    table, stream = re.findall(pattern, out)
     assert (table[0], stream[0]) == ("table", "stream")
     assert table[1:] == stream[1:]
     assert int(table[1].replace(",", "")) > 100
     # What is shown last was read from both, and is all of it.
     (*_, orders, cents, windows) = table
     read = rf"{windows} windows?, {orders} orders, {cents}"
-    assert re.search(rf"Spark: [\d,]+ events read; table: {read}; stream: {read}\n", done.stdout)
+    assert re.search(rf"Spark: [\d,]+ events read; table: {read}; stream: {read}\n", out)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.timeout(400)
+def test_a_server_that_is_killed_under_spark_costs_no_cent(tmp_path, monkeypatch):
+    """Nor does a producer that finds it again so much later than the others that what it has still would be late."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Demonstration(DemoOptions(rate=1_000)) as show:
+        show.start()
+        show.start_pipeline(is_killed=True)
+        await_true(lambda: has_read(show, 0))
+        show.server.kill()
+        # What it sends now stays with it.
+        CLOCK.sleep(0.5)
+        slow = show._writers[0]._process
+        slow.send_signal(signal.SIGSTOP)
+        stopped_us = CLOCK.now_us()
+        show.server.restart()
+        newest_us = stopped_us + (LATE_SECONDS + 2) * 1_000_000
+        await_true(lambda: has_read(show, newest_us - LATE_SECONDS_KILLED * 1_000_000))
+        slow.send_signal(signal.SIGCONT)
+        show.finish_writing()
+        assert show.read_back().is_good
+        show.close_streams()
+        await_true(lambda: show.has_pipeline_ended(0.1))
+        for place in show.compare_revenue():
+            assert place.is_good, place.findings
+            assert place.total.orders > 100
+
+
+def has_read(show: Demonstration, watermark_us: int) -> bool:
+    """Whether Spark has read events, and its watermark has come so far."""
+    state = show.pipeline
+    assert state is not None
+    assert not state.failure
+    return state.rows > 0 and state.watermark_us >= watermark_us
+
+
+@pytest.mark.timeout(400)
 def test_an_order_that_is_left_out_is_found(tmp_path):
-    done = run(tmp_path, "--break")
-    assert done.returncode == 1
-    assert "mainstem: 1 record is missing" in done.stderr
+    with start(tmp_path, "--seconds", "6", "--break") as process:
+        out, error = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "mainstem: 1 record is missing" in error
     pattern = r"revenue from [\d:]+ on: the producers took ([\d,]+) orders, .*, the (\w+) says ([\d,]+)"
-    found = re.findall(pattern, done.stderr)
+    found = re.findall(pattern, error)
     assert [place for _, place, _ in found] == ["table", "stream"]
     for took, _, told in found:
         assert int(took.replace(",", "")) - int(told.replace(",", "")) == 1
-    assert "--break: Spark left one order out" in done.stdout
+    assert "--break: Spark left one order out" in out
