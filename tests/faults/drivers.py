@@ -176,25 +176,27 @@ def driver_pids(spark: Any) -> dict[str, int]:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """A master and a worker with two executors, on loopback; the master's address."""
+    """A master and two workers with a core each, on loopback; the master's address."""
     logs = folder / "cluster"
     logs.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        master = stack.enter_context(_daemon(logs, "master.Master", "--port", "0"))
-        stack.enter_context(_daemon(logs, "worker.Worker", "--cores", "2", "--memory", "2g", master))
+        master = stack.enter_context(_daemon(logs, "master", "master.Master", "--port", "0"))
+        for worker in ("first", "second"):
+            stack.enter_context(_daemon(logs, worker, "worker.Worker", "--cores", "1", "--memory", "1g", master))
         yield master
 
 
 @contextmanager
-def _daemon(logs: Path, kind: str, *arguments: str) -> Iterator[str]:
-    log = logs / f"{kind.lower()}.log"
+def _daemon(logs: Path, name: str, kind: str, *arguments: str) -> Iterator[str]:
+    """A process of Spark's own, ended with the block; the address that it said, if it said one."""
+    log = logs / f"{name}.log"
     environment = {
         **os.environ,
         "JAVA_HOME": str(find_java().home),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": _PATHS,
         "SPARK_LAUNCHER_OPTS": _JAVA,
-        "SPARK_WORKER_DIR": str(logs / "work"),
+        "SPARK_WORKER_DIR": str(logs / f"work of {name}"),
         "SPARK_LOCAL_DIRS": str(logs / "scratch"),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": _JAVA,
@@ -212,7 +214,7 @@ def _daemon(logs: Path, kind: str, *arguments: str) -> Iterator[str]:
         ready = r"Starting Spark master at (spark://\S+)|Successfully registered with master"
         while not (found := re.search(ready, log.read_text())):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise DriverFailed(f"{kind} did not start: {log.read_text()[-3_000:]}")
+                raise DriverFailed(f"{kind} ({name}) did not start: {log.read_text()[-3_000:]}")
             time.sleep(0.1)
         yield found[1] or ""
     finally:

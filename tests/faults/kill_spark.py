@@ -1,14 +1,17 @@
 """Frames of Spark into streams, with drivers, executors and tasks killed at every step of the sink.
 
-Four pipelines write: a streaming query and frames with a `transactionId` each, through a server and beside a folder
-that nobody serves. Each trial is one kill, of one of these:
+Five pipelines write: a streaming query of files and frames with a `transactionId` each, through a server and beside a
+folder that nobody serves; and a query that copies a stream of the server into another and is a group. Each trial is one
+kill, of one of these:
 
-- a driver: its JVM gets SIGKILL when every pipeline has come to one step of the sink, alone, so that the Python
-  processes at the step go on without it, or together with them; the next driver takes up what is left;
+- a driver: its JVM gets SIGKILL when every pipeline has come to a step of the sink, or the copy to one of the source,
+  alone, so that the Python processes at the step go on without it, or together with them; the next driver takes up what
+  is left;
 - an executor of a cluster, with one pipeline at one step of a task;
 - a Python process of an executor, likewise.
 
-A last life does what is left. Then every row is in its stream once, and nothing is left behind or open.
+The group is never ahead of what the copy has. A last life does what is left. Then every row is in its stream once, the
+group has nothing left to read, and nothing is left behind or open.
 """
 
 import json
@@ -18,22 +21,33 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 import mainstem
-from mainstem.core.errors import MainstemError
+from mainstem.core.errors import MainstemError, UnknownGroup
 from mainstem.hub.hub import Hub
 from mainstem.log import staging
+from mainstem.spark.options import ReadOptions, read_options
+from mainstem.spark.progress import QueryOffset
 from mainstem.spark.sink import BatchSink, StreamSink, batch_sink, stream_sink
 from mainstem.spark.source import MainstemSource
+from mainstem.spark.stream import StreamReader
 from mainstem.spark.write_options import write_options
+from mainstem.testing import planted
 from mainstem.testing.server import ServerFailed, ServerProcess
+from mainstem.transport.port import StreamInfo
 from tests.faults import striking
 from tests.faults.drivers import Driver, DriverFailed, Drivers, be_driver, cluster, driver_pids
 from tests.faults.stamped import check_kept
@@ -41,7 +55,7 @@ from tests.faults.trials import Trials
 
 _IN_TASKS: Final = ("before writing", "while writing", "after writing")
 # Only where the destination is a folder: inside the commit that copies what was staged into the log.
-_IN_FOLDERS: Final = ("before copying", "while copying", "copied", "before closing")
+IN_FOLDERS: Final = ("before copying", "while copying", "copied", "before closing")
 STEPS: Final = (
     # Those that follow a commit first: there a batch is run again.
     "after the commit",
@@ -53,15 +67,30 @@ STEPS: Final = (
     "before the commit",
     *_IN_TASKS,
 )
-PIPELINES: Final = ("query served", "query beside", "frames served", "frames beside")
+COPY: Final = "copy served"
+PIPELINES: Final = ("query served", "query beside", "frames served", "frames beside", COPY)
+# Where the copy stands when the others are at each of the steps: in what it asks its source, or at one of theirs.
+SOURCE_STEPS: Final = ("planned", "published", "before publishing", "before planning")
+COPY_STEPS: Final = dict(
+    zip(
+        STEPS,
+        (*SOURCE_STEPS, "after the commit", "before the clearing", "before the commit", *_IN_TASKS),
+        strict=True,
+    )
+)
 # Who dies at a step: first drivers, each a life of its own, then what one driver on a cluster lives through.
 DRIVER_KILLS: Final = tuple((step, victims) for victims in ("jvm self", "jvm") for step in STEPS)
+_READING: Final = "while reading"
 CLUSTER_KILLS: Final = (
     *((step, striking.EXECUTOR, pipeline) for step in _IN_TASKS for pipeline in PIPELINES),
-    *((step, "self", pipeline) for step, pipeline in zip((*_IN_TASKS, "while writing"), PIPELINES, strict=True)),
+    (_READING, striking.EXECUTOR, COPY),
+    *zip((*_IN_TASKS, "while writing", _READING), ["self"] * len(PIPELINES), PIPELINES, strict=True),
 )
 CHUNK: Final = len(DRIVER_KILLS) + len(CLUSTER_KILLS)
 _ROWS_PER_FILE: Final = 40
+# What the copy reads, and as whom.
+SOURCE: Final = "source"
+GROUP: Final = "copier"
 
 
 def run(seed: int, trials: int, folder: Path) -> Trials:
@@ -94,7 +123,7 @@ class _Chunk:
     def run(self, trials: int) -> None:
         lives = [DRIVER_KILLS[(trial + self._seed - 1) % len(DRIVER_KILLS)] for trial in range(trials)]
         lives = lives[: len(DRIVER_KILLS)]
-        with Drivers("tests.faults.kill_spark", self._folder, ["local[4,4]"] * (len(lives) + 1)) as drivers:
+        with Drivers("tests.faults.kill_spark", self._folder, ["local[6,4]"] * (len(lives) + 1)) as drivers:
             for step, victims in lives:
                 self._kill_driver(drivers, step, victims)
             if trials > len(lives):
@@ -111,11 +140,12 @@ class _Chunk:
             self._result.add_finding(f"seed {self._seed}: {text}")
 
     def _kill_driver(self, drivers: Drivers, step: str, victims: str) -> None:
-        names = [name for name in PIPELINES if step not in _IN_FOLDERS or name.endswith("beside")]
+        names = [name for name in PIPELINES if name == COPY or step not in IN_FOLDERS or name.endswith("beside")]
         # The batch that the life before did not come to the end of, or one after it.
-        steps = {name: (step, self._rng.randrange(2)) for name in names}
+        steps = {name: (COPY_STEPS[step] if name == COPY else step, self._rng.randrange(2)) for name in names}
         for name, (_, after) in steps.items():
-            self._pipelines[name].add_files(after)
+            # What is published is the end of a batch that is done: one more for the next life.
+            self._pipelines[name].add_files(after + (name == COPY))
             self._pipelines[name].kills += 1
         orders = {"queries": [self._pipelines[name].query() for name in names], **self._armed(steps, victims)}
         with drivers.told(orders) as driver:
@@ -148,6 +178,8 @@ class _Chunk:
         if wrong:
             said = f"{', '.join(wrong)}: {driver.said()}"
             self._result.add_finding(f"seed {self._seed} trial {number}, {victims}, {steps}: {said}")
+        for text in self._pipelines[COPY].told_too_early():
+            self._result.add_finding(f"seed {self._seed} trial {number}, {victims}, {steps}: {text}")
         self._result.trials += 1
 
 
@@ -167,7 +199,7 @@ def open_parts(url: str) -> int:
 
 
 class _Pipeline:
-    """Files, what reads them, and the stream that it writes to."""
+    """Files, or a stream, what reads them, and the stream that it writes to."""
 
     def __init__(self, name: str, folder: Path, server: ServerProcess) -> None:
         self.name = name
@@ -182,7 +214,8 @@ class _Pipeline:
         for part in ("files", "done"):
             (self._folder / part).mkdir(parents=True)
         with self._opened() as opened:
-            opened.streams.create(self._stream, schema={"id": "int64", "text": "string"}, key="id", shards=2)
+            for stream in (self._stream, *([SOURCE] if name == COPY else [])):
+                opened.streams.create(stream, schema={"id": "int64", "text": "string"}, key="id", shards=2)
         self.add_files(1)
 
     def _opened(self) -> Hub:
@@ -194,14 +227,33 @@ class _Pipeline:
 
     def add_files(self, count: int) -> None:
         for _ in range(count):
-            lines = [
-                json.dumps({"id": number, "text": f"row {number}"})
-                for number in range(self._rows, self._rows + _ROWS_PER_FILE)
+            rows = [
+                {"id": number, "text": f"row {number}"} for number in range(self._rows, self._rows + _ROWS_PER_FILE)
             ]
-            part = self._folder / "part"
-            part.write_text("\n".join(lines))
-            part.rename(self._folder / "files" / f"{self._rows:09}.json")
+            if self.name == COPY:
+                with self._opened() as opened, opened.producer() as producer:
+                    producer.send_many(SOURCE, rows)
+            else:
+                part = self._folder / "part"
+                part.write_text("\n".join(map(json.dumps, rows)))
+                part.rename(self._folder / "files" / f"{self._rows:09}.json")
             self._rows += _ROWS_PER_FILE
+
+    def told_too_early(self) -> Iterator[str]:
+        """What the group of the copy says to be done, and is not."""
+        with self._opened() as opened:
+            # First: what was a batch then may be done a moment later.
+            told = self._rows - self._left(opened)
+            done = opened.streams.get(self._stream).records
+        if told > done:
+            yield f"the group has {told} records behind it, and {done} came out"
+
+    def _left(self, opened: Hub) -> int:
+        """The lag of the group, in records."""
+        try:
+            return opened.groups.get(GROUP).records
+        except UnknownGroup:
+            return self._rows
 
     def check(self, result: Trials) -> Iterator[str]:
         """What is wrong with what came out."""
@@ -216,21 +268,26 @@ class _Pipeline:
             yield f"{self.name}: {len(missing)} rows are missing, the first is {missing[0]}"
         if twice:
             yield f"{self.name}: {len(twice)} rows came twice, the first is {twice[0]}"
-        left = self._staged()
-        if left and self.name == "frames beside":
+        if self.name == COPY:
+            with self._opened() as opened:
+                left = self._left(opened)
+            if left:
+                yield f"{self.name}: nothing is left to copy, and the group lags by {left} records"
+        files = self._staged()
+        if files and self.name == "frames beside":
             # A frame that is written again is another run: what the killed one has staged ends by its age.
-            if len({path.parent for path in left}) > self.kills:
-                yield f"left behind by more than {self.kills} runs that were killed: {left}"
+            if len({path.parent for path in files}) > self.kills:
+                yield f"left behind by more than {self.kills} runs that were killed: {files}"
             staging.collect(self._data, time.time_ns() // 1_000 + 2 * staging.STAGED_SECONDS_MAX * 1_000_000)
-            left = self._staged()
-        if left:
-            yield f"left behind: {left}"
+            files = self._staged()
+        if files:
+            yield f"left behind: {files}"
 
     def _staged(self) -> list[Path]:
         return [path for path in (self._data / staging.FOLDER).rglob("*") if path.is_file()]
 
 
-# ------------------------------------------------------------------------------------------------------ the sink
+# ------------------------------------------------------------------------------------------- the source and the sink
 
 
 class KillingSource(MainstemSource):
@@ -239,6 +296,12 @@ class KillingSource(MainstemSource):
     @classmethod
     def name(cls) -> str:
         return "killing"
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        # This process was started by Spark, which knows nothing of bugs.
+        for bug in {*filter(None, self.options["bugs"].split(","))}.difference(planted.active()):
+            _bugs.enter_context(planted.BUGS[bug]())
+        return _KillingReader(read_options(self._given(), streaming=True), schema, self._come())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         come = self._come()
@@ -249,10 +312,14 @@ class KillingSource(MainstemSource):
         return _KillingStreamSink(stream_sink(write_options(self._given()), schema, overwrite=overwrite), come)
 
     def _given(self) -> dict[str, str]:
-        return {name: value for name, value in self.options.items() if name not in ("strikes", "party")}
+        return {name: value for name, value in self.options.items() if name not in ("strikes", "party", "bugs")}
 
     def _come(self) -> "_Come":
         return _Come(self.options["party"], self.options["strikes"])
+
+
+# For as long as the process lives.
+_bugs: Final = ExitStack()
 
 
 class _Come:
@@ -311,6 +378,31 @@ def _written(sink: StreamSink | BatchSink, come: _Come, iterator: Iterator[pa.Re
     return message
 
 
+class _KillingReader(StreamReader):
+    """Asked by Spark in a process of its own, a child of the JVM, but for `read`."""
+
+    def __init__(self, options: ReadOptions, schema: StructType, come: _Come) -> None:
+        super().__init__(options, schema)
+        self._come = come
+
+    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None) -> tuple[QueryOffset, bool]:
+        self._come("before publishing")
+        found = super()._published(info, first, before)
+        self._come("published")
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._come("before planning")
+        found = super().partitions(start, end)
+        self._come("planned")
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(partition):
+            yield batch
+            self._come(_READING)
+
+
 class _KillingStreamSink(DataSourceStreamArrowWriter):
     def __init__(self, sink: StreamSink, come: _Come) -> None:
         self._sink = sink
@@ -363,7 +455,7 @@ def obey(spark: Any, orders: dict[str, Any]) -> None:
         try:
             # Spark looks for a source in the session of the thread.
             spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-            (_run_query if query["name"].startswith("query") else _write_frames)(spark, query, str(strikes))
+            WORK[query["name"].partition(" ")[0]](spark, query, str(strikes))
         except BaseException as error:  # told below
             failed.append(error)
 
@@ -378,23 +470,38 @@ def obey(spark: Any, orders: dict[str, Any]) -> None:
 
 
 def _run_query(spark: Any, query: dict[str, str], strikes: str) -> None:
-    folder = Path(query["folder"])
     files = spark.readStream.schema("id bigint, text string").option("maxFilesPerTrigger", 1)
-    writing = files.json(str(folder / "files")).writeStream.format("killing").trigger(availableNow=True)
-    options = {"hub": query["hub"], "stream": query["stream"], "party": query["name"], "strikes": strikes}
-    writing.options(**options, checkpointLocation=str(folder / "checkpoint")).start().awaitTermination()
+    _follow(files.json(str(Path(query["folder"]) / "files")), query, strikes)
+
+
+def _run_copy(spark: Any, query: dict[str, str], strikes: str) -> None:
+    reading = spark.readStream.schema("id bigint, text string").format("killing").options(**_options(query, strikes))
+    reading = reading.options(startingOffsets="earliest", maxOffsetsPerTrigger=_ROWS_PER_FILE, group=GROUP)
+    _follow(reading.options(stream=SOURCE, bugs=",".join(planted.active())).load(), query, strikes)
+
+
+def _follow(rows: Any, query: dict[str, str], strikes: str) -> None:
+    writing = rows.writeStream.format("killing").trigger(availableNow=True).options(**_options(query, strikes))
+    writing.option("checkpointLocation", str(Path(query["folder"]) / "checkpoint")).start().awaitTermination()
+
+
+def _options(query: dict[str, str], strikes: str) -> dict[str, str]:
+    return {"hub": query["hub"], "stream": query["stream"], "party": query["name"], "strikes": strikes}
 
 
 def _write_frames(spark: Any, query: dict[str, str], strikes: str) -> None:
     """Every file that is not known to be written, under a transaction of its own."""
     folder = Path(query["folder"])
-    options = {"hub": query["hub"], "stream": query["stream"], "party": query["name"], "strikes": strikes}
     for path in sorted((folder / "files").iterdir()):
         done = folder / "done" / path.stem
         if not done.exists():
             rows = spark.read.schema("id bigint, text string").json(str(path))
-            rows.write.format("killing").mode("append").options(**options, transactionId=path.stem).save()
+            writing = rows.write.format("killing").mode("append").options(**_options(query, strikes))
+            writing.option("transactionId", path.stem).save()
             done.touch()
+
+
+WORK: Final = {"query": _run_query, "copy": _run_copy, "frames": _write_frames}
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def _is_its_turn(marker: Path, after: int) -> bool:
     for turn in range(after + 1):
         path = marker if turn == after else marker.with_name(f"{marker.name}.{turn}")
         with contextlib.suppress(FileExistsError):
-            path.open("x").close()
+            with path.open("x") as note:
+                note.write(str(os.getpid()))
             return turn == after
     return False
 
@@ -133,7 +134,10 @@ def missed(folder: Path, number: int, parties: dict[str, tuple[str, int]], victi
     except (FileNotFoundError, ValueError):
         return ["nobody was struck"]
     wrong = [f"no {name} was struck" for name in victims.split() if name != "self" and name not in struck]
-    wrong += [f"{name} ({pid}) lives on" for name, (pid, _) in struck.items() if not _is_gone(pid)]
+    pids = {name: pid for name, (pid, _) in struck.items()}
+    if "self" in victims.split():
+        pids |= {f"the process of {party}": int((place / party).read_text()) for party in parties}
+    wrong += [f"{name} ({pid}) lives on" for name, pid in pids.items() if not _is_gone(pid)]
     if EXECUTOR in struck and "CoarseGrainedExecutorBackend" not in struck[EXECUTOR][1]:
         wrong.append(f"what was struck is no executor: {struck[EXECUTOR]}")
     return wrong

@@ -148,7 +148,7 @@ SUITES: dict[str, Suite] = {
         slice=1,
         full=2 * kill_spark.CHUNK,
         chunk=kill_spark.CHUNK,
-        bugs={"forget_deliveries": 1},
+        bugs={"forget_deliveries": 1, "publish_what_is_planned": 1},
         measures=True,
         on_disk=True,
     ),

@@ -1,9 +1,11 @@
 """A slice of every fault suite, and the proof that its planted bugs turn it red."""
 
 import logging
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,8 +50,18 @@ def test_every_gap_of_spark_is_met_twice():
         lives = [kill_jobs.gaps(seed, life) for life in range(kill_jobs.DRIVER_KILLS)]
         assert {gap for steps in lives for gap in steps.items()} == every
     assert {step for step, _ in kill_spark.DRIVER_KILLS} == set(kill_spark.STEPS)
+    copied = set(kill_spark.COPY_STEPS.values())
+    assert len(copied) == len(kill_spark.STEPS), "each of them in a life"
+    # It writes through a server, where a commit copies nothing.
+    assert copied == {*kill_spark.STEPS, *kill_spark.SOURCE_STEPS} - set(kill_spark.IN_FOLDERS)
     executors = {(step, name) for step, victim, name in kill_spark.CLUSTER_KILLS if victim == striking.EXECUTOR}
-    assert len(executors) == 3 * len(kill_spark.PIPELINES)
+    assert len(executors) == 3 * len(kill_spark.PIPELINES) + 1
+
+
+def test_the_page_says_how_often_each_suite_tries():
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+    told = {name: int(count.replace(",", "")) for name, count in re.findall(r"(?m)^\| `(\w+)` .* ([\d,]+) \|$", page)}
+    assert told == {name: suite.full for name, suite in SUITES.items()}
 
 
 def test_a_strike_that_killed_nobody_is_told(tmp_path):

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -169,50 +171,95 @@ class Copy:
         query = writing.options(hub=self._hub, checkpointLocation=str(self.checkpoint)).start("copies")
         assert query.awaitTermination(SECONDS_MAX)
 
-    def damage(self, change: Callable[[str], str]) -> Path:
-        """Change what the checkpoint says of its last batch, which it has not noted as done; the file as it was."""
-        path = max((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-        kept = self.checkpoint.parent / "kept"
-        shutil.copyfile(path, kept)
-        path.write_text(change(path.read_text()))
-        for name in (f"offsets/.{path.name}.crc", f"commits/{path.name}", f"commits/.{path.name}.crc"):
-            (self.checkpoint / name).unlink(missing_ok=True)
-        return kept
+    def change(self, file: str, text: str | None) -> None:
+        """Give a file of the checkpoint this text, or none."""
+        path = self.checkpoint / file
+        for each in (path, path.with_name(f".{path.name}.crc")):
+            each.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+
+    def keep(self) -> Callable[[], None]:
+        """What brings the checkpoint back as it is now."""
+        kept = self.checkpoint.with_name("kept")
+        shutil.copytree(self.checkpoint, kept)
+
+        def bring_back() -> None:
+            shutil.rmtree(self.checkpoint)
+            shutil.copytree(kept, self.checkpoint)
+
+        return bring_back
 
 
-def without_offset(text: str) -> str:
-    return text.rsplit("\n", 1)[0]
-
-
-def of_another_source(text: str) -> str:
-    return without_offset(text) + '\n{"topic": {"0": 5}}'
-
-
-@pytest.mark.slow("several streaming queries, seconds each")
-def test_damaged_and_deleted_checkpoints(spark, server, tmp_path):
-    copy = Copy(spark, server.url, tmp_path)
+@pytest.fixture
+def copy(spark, server, tmp_path) -> Iterator[tuple[Copy, Hub]]:
+    """A query that has copied 150 rows in two batches, of which it has not noted the second as done."""
+    made = Copy(spark, server.url, tmp_path)
     with mainstem.connect(server.url) as hub:
         fill(hub, count=100)
         hub.streams.create("copies", schema=SCHEMA)
-        copy.run(startingOffsets="earliest")
+        made.run(startingOffsets="earliest")
         append(hub, "orders", 100, 50)
-        copy.run()
+        made.run()
         assert ids(hub, "copies") == list(range(150))
-        for change, says in (
-            (lambda text: "", "Incomplete log file|incomplete|empty|malformed"),
-            (of_another_source, "the checkpoint has no offset of a stream.*use another checkpointLocation"),
-        ):
-            kept = copy.damage(change)
-            with pytest.raises(PySparkException, match=f"(?is){says}"):
-                copy.run()
-            assert ids(hub, "copies") == list(range(150))
-            # Brought back as it was, the batch runs again and is known.
-            newest = max((copy.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-            shutil.copyfile(kept, newest)
-            copy.run()
-            assert ids(hub, "copies") == list(range(150))
-        # Without a checkpoint it goes on where its group stands.
-        shutil.rmtree(copy.checkpoint)
-        append(hub, "orders", 150, 50)
-        copy.run()
-        assert ids(hub, "copies") == list(range(200))
+        made.change("commits/1", None)
+        yield made, hub
+
+
+@pytest.mark.slow("many streaming queries, seconds each")
+def test_a_damaged_checkpoint_is_named_and_goes_on_when_it_is_brought_back(copy):
+    query, hub = copy
+    bring_back = query.keep()
+    rest, _, _ = (query.checkpoint / "offsets" / "1").read_text().rpartition("\n")
+    unread = r"Failed to read log file file:\S+/{}\. {} SQLSTATE"
+    malformed = r"\[MALFORMED_LOG_FILE\] .* from garbage\."
+    for file, text, says in (
+        ("offsets/1", "", unread.format("offsets/1", "Incomplete log file")),
+        (
+            "offsets/1",
+            "garbage",
+            unread.format("offsets/1", malformed),
+        ),
+        ("offsets/1", rest, r"There are \[0\] sources in the checkpoint offsets and now there are \[1\]"),
+        (
+            "offsets/1",
+            f'{rest}\n{{"topic": {{"0": 5}}}}',
+            r"InvalidCursor: the checkpoint has no offset of a stream: \{'topic': .* use another checkpointLocation",
+        ),
+        ("commits/1", "", unread.format("commits/1", "Incomplete log file in the offset commit log")),
+        ("metadata", None, r"\[STREAMING_CHECKPOINT_MISSING_METADATA_FILE\] .* restore the metadata file"),
+        ("metadata", "", r"StreamMetadata\$\.read"),
+    ):
+        query.change(file, text)
+        # Of metadata that is no JSON there is only the error of the JVM.
+        with pytest.raises((PySparkException, Py4JJavaError), match=says):
+            query.run()
+        assert ids(hub, "copies") == list(range(150))
+        bring_back()
+    # The second batch runs again, and is known.
+    query.run()
+    assert ids(hub, "copies") == list(range(150))
+
+
+@pytest.mark.slow("several streaming queries, seconds each")
+def test_with_the_id_of_another_query_a_checkpoint_is_of_another_job(copy):
+    """The log knows its batches by that id: one that is not noted as done is written again, and no other."""
+    query, hub = copy
+    append(hub, "orders", 150, 50)
+    query.change("metadata", json.dumps({"id": str(uuid.uuid4())}))
+    query.run()
+    assert ids(hub, "copies") == sorted([*range(200), *range(100, 150)])
+    query.change("metadata", json.dumps({"id": str(uuid.uuid4())}))
+    append(hub, "orders", 200, 50)
+    query.run()
+    assert ids(hub, "copies") == sorted([*range(250), *range(100, 150)])
+
+
+@pytest.mark.slow("several streaming queries, seconds each")
+def test_without_its_checkpoint_a_query_goes_on_where_its_group_stands(copy):
+    query, hub = copy
+    query.run()
+    shutil.rmtree(query.checkpoint)
+    append(hub, "orders", 150, 50)
+    query.run()
+    assert ids(hub, "copies") == list(range(200))

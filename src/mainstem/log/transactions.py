@@ -65,6 +65,10 @@ from mainstem.log.flush import (
 TRANSACTION_ID_MAX: Final = (1 << 63) - 1
 TRANSACTION_SECONDS_DEFAULT: Final = 60.0
 _ADVICE: Final = "Nothing of it was kept; do its work again in a new one"
+# What is said where a limit of one transaction was met, and nowhere else: see `met_limit`.
+_UP_TO: Final = "a transaction has up to"
+_TOGETHER: Final = "can become visible together"
+_TIME_OVER: Final = "its time was over"
 # Transactions that ended without a commit, and why, so that their clients can be told; and deliveries that are over.
 _ENDED_MAX: Final = TRANSACTIONS_OPEN_MAX
 # What each batch and each cursor take in a command at most, beside summaries, and all else.
@@ -262,11 +266,11 @@ class Transactions:
     def _reserve(self, opened: _Transaction, staging: _Staging) -> None:
         if opened.batches + staging.batches > TRANSACTION_BATCHES_MAX:
             raise InvalidRequest(
-                f"a transaction has up to {TRANSACTION_BATCHES_MAX} batches, one for each shard that is written to "
+                f"{_UP_TO} {TRANSACTION_BATCHES_MAX} batches, one for each shard that is written to "
                 "each time; write more records at a time, or commit more often"
             )
         if opened.bytes + staging.bytes > TRANSACTION_BYTES_MAX:
-            raise InvalidRequest(f"a transaction has up to {TRANSACTION_BYTES_MAX >> 30} GiB; commit more often")
+            raise InvalidRequest(f"{_UP_TO} {TRANSACTION_BYTES_MAX >> 30} GiB; commit more often")
         if self._batches + staging.batches > TRANSACTIONS_BATCHES_MAX:
             raise Busy(f"{self._batches} batches of transactions are not committed yet; try again in a moment")
         if self._bytes + staging.bytes > TRANSACTIONS_BYTES_MAX:
@@ -371,8 +375,8 @@ class Transactions:
         batches = sum(count for _, count in parts)
         if batches > TRANSACTION_BATCHES_MAX:
             raise InvalidRequest(
-                f"{batches} batches were written, and {TRANSACTION_BATCHES_MAX} can become visible together: each part "
-                "has at least one for each shard. Write fewer parts, or less at a time"
+                f"{batches} batches were written, and {TRANSACTION_BATCHES_MAX} {_TOGETHER}: each part has "
+                "at least one for each shard. Write fewer parts, or less at a time"
             )
         with self._lock:
             self._end_overdue()
@@ -509,7 +513,7 @@ class Transactions:
         now = self._clock.monotonic()
         for opened in [each for each in self._open.values() if each.deadline <= now and each.commit is None]:
             self._counts["timed_out"] += 1
-            self._end(opened, "its time was over")
+            self._end(opened, _TIME_OVER)
 
     def _end(self, opened: _Transaction, why: str = "") -> None:
         if self._open.get(opened.id) is opened:
@@ -575,6 +579,12 @@ class Transactions:
                 "transactions_staged_batches": self._batches,
                 "transactions_staged_bytes": self._bytes,
             }
+
+
+def met_limit(error: MainstemError) -> bool:
+    """Whether a transaction was refused for its size, or ended for its time. That an error of a server is of this kind
+    only its words say."""
+    return any(words in str(error) for words in (_UP_TO, _TOGETHER, _TIME_OVER))
 
 
 def _answer(commit: _Commit, result: Outcomes | MainstemError) -> None:

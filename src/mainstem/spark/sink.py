@@ -24,8 +24,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from mainstem.core.errors import InternalError, InvalidRequest, InvalidSetting, TransactionAborted
+from mainstem.core.errors import InternalError, InvalidSetting, MainstemError
 from mainstem.core.limits import TRANSACTION_BATCHES_MAX, TRANSACTION_BYTES_MAX, TRANSACTION_SECONDS_MAX
+from mainstem.log.transactions import met_limit
 from mainstem.spark import types
 from mainstem.spark.destination import Destination
 from mainstem.spark.frames import check_frame
@@ -38,8 +39,8 @@ _BATCH: Final = "streaming.sql.batchId"
 _LIMITS: Final = (
     f"A micro-batch is written whole: up to {TRANSACTION_BYTES_MAX >> 30} GiB and {TRANSACTION_BATCHES_MAX:,} batches, "
     f"within {TRANSACTION_SECONDS_MAX // 60} minutes. One that is larger stays so, because the checkpoint says what it "
-    "reads: begin a new checkpoint, with a limit for batches at the source (maxBytesPerTrigger, "
-    "maxOffsetsPerTrigger, maxFilesPerTrigger)"
+    "reads: begin a new checkpoint where the stream's rows end, with a limit for batches at the source "
+    "(maxBytesPerTrigger, maxOffsetsPerTrigger, maxFilesPerTrigger)"
 )
 
 
@@ -66,7 +67,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         batch = task.getLocalProperty(_BATCH) if task is not None else None
         if not query or not batch:
             raise InternalError("Spark did not say to which query and batch this task belongs")
-        with saying_what_limits_it():
+        with _saying_what_limits_it():
             return _write(self._destination, query, int(batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -74,7 +75,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         if not written:
             raise InternalError("no task said what it wrote, nor for which query")
         job = written[0].job
-        with saying_what_limits_it():
+        with _saying_what_limits_it():
             _commit(self._destination, written, job, batchId, accepts=self._accepts)
         self._destination.discard_up_to(job, batchId)
 
@@ -133,12 +134,14 @@ def _commit(
 
 
 @contextmanager
-def saying_what_limits_it() -> Iterator[None]:
-    """An error of a micro-batch that is too large for the log, or took too long, says how a query gets smaller ones."""
+def _saying_what_limits_it() -> Iterator[None]:
+    """An error of a micro-batch that is too large for the log, or took too long, says how a query gets smaller ones. No
+    other does: a new checkpoint is another job, whose rows come again."""
     try:
         yield
-    except (InvalidRequest, TransactionAborted) as error:
-        error.add_note(_LIMITS)
+    except MainstemError as error:
+        if met_limit(error):
+            error.add_note(_LIMITS)
         raise
 
 

@@ -624,6 +624,27 @@ def forget_loads() -> Iterator[None]:
         yield
 
 
+@_bug
+def publish_what_is_planned() -> Iterator[None]:
+    """The group of a query is told of a batch when it is planned, before it is done."""
+    from mainstem.spark.group import QueryGroup
+    from mainstem.spark.origin import opened
+    from mainstem.spark.progress import QueryOffset
+    from mainstem.spark.stream import StreamReader
+
+    plan = StreamReader.partitions
+
+    def plan_and_publish(self: Any, start: dict[str, Any], end: dict[str, Any]) -> Any:
+        planned, after, info = plan(self, start, end), QueryOffset.from_json(end), self._look_up()
+        if after is not None:
+            group = QueryGroup(opened(self._options.access), self._options.group)
+            group.publish(info, after.offsets, group.stand(info, after.offsets))
+        return planned
+
+    with _patched(StreamReader, "partitions", plan_and_publish):
+        yield
+
+
 # ------------------------------------------------------------------------------------------------------- processes
 
 
