@@ -119,7 +119,8 @@ class History:
         return balance(pieces, parts)
 
     def end_of(self, first: Sequence[int], wanted: "Wanted") -> tuple[int, ...]:
-        """Where in each shard the log has nothing more that may be wanted, on the way from `first`."""
+        """Where in each shard the log has nothing more that may be wanted, on the way from `first`. What came in small
+        batches may be, until they are merged: they have no statistics."""
         pieces = slices_of(
             self._port, self.access, self.info, first, where=wanted.where or "", on_loss=lambda loss: None
         )
