@@ -36,8 +36,8 @@ from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
-# In a folder's name, what delta-rs reads as another character.
-_ESCAPED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
+# In a folder's name, what delta-rs reads as another character, or panics at.
+_UNREADABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]^|\\]")
 # What a load's commit says of it, beside its number.
 START_NOTE: Final = "mainstem.start"
 END_NOTE: Final = "mainstem.end"
@@ -81,10 +81,10 @@ class Lake:
     def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         if _ADDRESS.match(str(folder)):
             raise TableUnusable(f"{folder} is an address; a table is in a folder that this machine and Spark's see")
-        if escaped := _ESCAPED.search(str(folder.absolute())):
+        if found := _UNREADABLE.search(str(folder.absolute())):
             raise TableUnusable(
-                f"{folder}: delta-rs reads {escaped[0]} in the name of a folder as another character; give the table a "
-                "folder without"
+                f"{folder}: delta-rs cannot read {found[0]} in the name of a folder as it is; give the table a folder "
+                "without"
             )
         self.folder = folder
         self._clock = clock
