@@ -278,7 +278,9 @@ class Loading:
         last = self.manifests.get(number)
         if last is None or last.state == "done":
             return
-        if self.lake.attempt_of(number, self.name) not in (None, last.attempt):
+        committed = self.lake.attempt_of(number, self.name)
+        if committed is not None and committed != last.attempt:
+            self.manifests.stop(committed)
             self.manifests.give_up(last, self._beside_files())
         elif (changed := self.lake.merged(number, self.name)) is not None:
             counts = {"rows_written": changed.written, "rows_deleted": changed.deleted, "files": changed.files}
