@@ -15,6 +15,7 @@ KEPT = {
     "milliseconds": (pa.timestamp("ms", "UTC"), [datetime(2026, 1, 31, tzinfo=UTC)], None),
     "decimal": (pa.decimal128(10, 2), [Decimal("1.25")], None),
     "fixed bytes": (pa.binary(2), [b"ab"], None),
+    "half": (pa.float16(), [1.5, None], None),
     "list": (pa.list_(pa.uint16()), [[1, 65535], None, []], None),
     "struct": (pa.struct([("a", pa.uint32()), ("b", pa.list_(pa.string()))]), [{"a": 2**32 - 1, "b": ["x"]}], None),
     "map": (pa.map_(pa.string(), pa.uint8()), [[("a", 1)], None], None),

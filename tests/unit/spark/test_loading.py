@@ -9,15 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 import mainstem
-from mainstem.core.errors import TableUnusable
+from mainstem.core.errors import DataLoss, TableUnusable
 from mainstem.spark.jobs.delivering import Redelivery
 from mainstem.spark.jobs.history import History, Wanted
 from mainstem.spark.jobs.lake import ATTEMPT_NOTE, END_NOTE, Changed, Lake
 from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
 from mainstem.spark.jobs.loads import Load
-from mainstem.spark.jobs.manifest import Manifests
+from mainstem.spark.jobs.manifest import Manifests, require_marker
 from mainstem.spark.jobs.part_files import write_parts
 from mainstem.spark.jobs.tasks import Answer, OnStep, no_step
 from tests.spark.lakes import CutShort, cut_at, strays, table_of
@@ -56,6 +57,7 @@ def load(folder: Path, on_step: OnStep = no_step) -> JobResult:
         places = [(shard, at) for shard in range(2) for at in range(load.start[shard], load.end[shard])]
         shards, offsets = zip(*places, strict=True)
         files, rows = write_parts(target, 0, [pa.record_batch([shards, offsets], schema=SCHEMA)])
+        on_step("wrote", 1, 1)
         return Written([Answer(tuple(files), rows_written=rows)])
 
     def commit(written: Written, number: int, notes: dict[str, Any]) -> Changed:
@@ -97,7 +99,7 @@ EVERYTHING = [(shard, offset) for shard in range(2) for offset in range(10)]
 @pytest.mark.usefixtures("unlocked")
 def test_a_load_that_was_given_up_is_not_committed(hub, tmp_path):
     """Another run has taken its files away, and then did nothing."""
-    with pytest.raises(TableUnusable, match=r"load 1 of .* was given up by another run of this job"):
+    with pytest.raises(TableUnusable, match=r"a load of .* was given up by another run of this job"):
         load(tmp_path, at("written", killed(tmp_path, "planned")))
     assert load(tmp_path).rows_written == 20
     assert rows(tmp_path) == EVERYTHING
@@ -123,6 +125,83 @@ def test_a_load_that_is_committed_while_it_is_given_up_keeps_its_files(hub, tmp_
             load(tmp_path)
     assert load(tmp_path).loads == 0
     assert rows(tmp_path) == EVERYTHING
+
+
+@pytest.mark.usefixtures("unlocked")
+@pytest.mark.parametrize(
+    ("moment", "refusal"),
+    [("before its marker is looked for", "was given up by another run"), ("after it", "changed by somebody else")],
+)
+def test_a_load_that_is_given_up_while_it_is_committed_is_not_in_the_table(hub, tmp_path, monkeypatch, moment, refusal):
+    """Its files are gone by then: either it sees no marker any more, or its commit meets that of who gave it up."""
+    load(tmp_path)
+    with hub.producer() as producer:
+        producer.send("s", b"x", shard=0).result(10)
+    looked = require_marker
+
+    def late(marker: Path, place: Path) -> None:
+        if moment == "after it":
+            looked(marker, place)
+        killed(tmp_path, "planned")()
+        if moment != "after it":
+            looked(marker, place)
+
+    with monkeypatch.context() as patch:
+        # What looks at the end, with the table open.
+        patch.setattr("mainstem.spark.jobs.lake.require_marker", late)
+        with pytest.raises(TableUnusable, match=refusal):
+            load(tmp_path)
+    assert rows(tmp_path) == EVERYTHING
+    assert load(tmp_path).rows_written == 1
+    assert rows(tmp_path) == sorted([*EVERYTHING, (0, 10)])
+    assert strays(tmp_path / "t") == []
+
+
+@pytest.mark.usefixtures("unlocked")
+def test_a_load_that_was_given_up_is_not_noted_over_the_one_that_took_its_number(hub, tmp_path):
+    """Who goes on after both finds what the other one has left."""
+
+    def run(on_step: OnStep) -> None:
+        with pytest.raises((CutShort, TableUnusable)):
+            load(tmp_path, on_step)
+
+    # While the first writes, another run gives it up and is killed when it has written.
+    wrote = at("wrote", lambda: run(cut_at("written")))
+    with pytest.raises(TableUnusable, match="was given up by another run"):
+        load(tmp_path, wrote)
+    assert load(tmp_path).rows_written == 20
+    assert rows(tmp_path) == EVERYTHING
+    assert strays(tmp_path / "t") == []
+
+
+def test_what_a_load_that_fails_has_written_goes_with_it(hub, tmp_path):
+    """It may never be run again, and what it left would keep a vacuum from files that nobody needs."""
+    lake = Lake(tmp_path / "t")
+    loading = Loading("replay", History(tmp_path / "log", "s"), tmp_path / "t", on_step=no_step)
+
+    def write(load: Load, attempt: Attempt) -> Written:
+        write_parts(attempt.target(loading.lake, SCHEMA), 0, [pa.record_batch([[0], [0]], schema=SCHEMA)])
+        raise ValueError("in another task")
+
+    with pytest.raises(ValueError, match="in another task"):
+        loading.run("earliest", write, lambda *given: Changed(0, 0), offsets_max=1_000)
+    assert strays(lake.folder) == []
+
+
+def test_records_that_were_trimmed_behind_the_end_of_a_load_are_none_of_its(hub, tmp_path):
+    hub.streams.trim("s", offset=7, shard=1)
+    ends = []
+
+    def write(load: Load, attempt: Attempt) -> Written:
+        ends.append((load.start, load.end))
+        return Written([])
+
+    history = History(tmp_path / "log", "s")
+    for end, is_lost in (((10, 0), False), ((10, 5), True)):
+        loading = Loading("snapshot", history, tmp_path / "t", on_step=no_step)
+        with pytest.raises(DataLoss, match="0 to 4") if is_lost else contextlib.nullcontext():
+            loading.run_whole(history.cursor((0, 0)), end, write, lambda *given: Changed(0, 0))
+    assert ends == [((0, 0), (10, 0))]
 
 
 @pytest.mark.usefixtures("unlocked")
@@ -184,3 +263,31 @@ def test_a_vacuum_leaves_what_a_long_load_has_written(tmp_path):
     manifests.stop("one")
     assert lake.vacuum(24) == 1
     assert not (lake.folder / file.path).exists()
+
+
+def test_a_vacuum_leaves_what_is_committed_while_it_begins(tmp_path, monkeypatch):
+    """The version that it has opened does not name those files yet."""
+    lake = Lake(tmp_path / "t")
+    manifests = Manifests(lake.folder, "j")
+    marker = manifests.marker("one")
+    marker.parent.mkdir(parents=True)
+    marker.touch()
+    (file,), _ = write_parts(
+        Attempt("one", str(marker), 1).target(lake, SCHEMA), 0, [pa.record_batch([[0], [0]], schema=SCHEMA)]
+    )
+    days_ago = time.time() - 3 * 86_400
+    os.utime(lake.folder / file.path, (days_ago, days_ago))
+    opened = Lake._table
+
+    def late(table: Lake) -> DeltaTable:
+        found = opened(table)
+        if marker.exists():
+            # Between any two looks of the vacuum the load is done.
+            manifests.stop("one")
+            Lake(lake.folder).append([file], "j", 1, {})
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_table", late)
+        lake.vacuum(24)
+    assert table_of(lake.folder).num_rows == 1

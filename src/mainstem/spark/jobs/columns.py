@@ -104,7 +104,8 @@ def _can_take(has: pa.DataType, new: pa.DataType) -> bool:
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
         found = column.cast(field.type)
-        if pa.types.is_floating(field.type) and pa.types.is_floating(column.type):
+        is_floating = pa.types.is_floating
+        if is_floating(field.type) and is_floating(column.type) and field.type.bit_width < column.type.bit_width:
             _require_kept(column, found)
         return found
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -97,7 +97,7 @@ class History:
             # Trimmed in this very moment: more of it may be gone.
             with contextlib.suppress(DataLoss):
                 firsts = trimmed_since(self._port, info, found, to_us(time))
-                return [at if first is None else first for at, first in zip(found, firsts, strict=True)]
+                return [at if first is None else first for at, first in zip(found, firsts, strict=False)]
 
     def cut(self, load: Load, wanted: "Wanted", parts: int) -> list[list[Slice]]:
         """A load as the work of at most so many tasks, of about the same bytes; none if nothing in it is wanted. What
@@ -135,7 +135,7 @@ class History:
         info = self._port.call(GetStreamCall(self.info.name, details=True)).streams[0]
         if "compact" not in info.cleanup:
             return
-        for shard, missing in enumerate(info.missing):
+        for shard, missing in enumerate(info.missing[: len(end)]):
             if missing and info.starts[shard] < end[shard] < self.info.ends[shard]:
                 raise InvalidCursor(
                     f"the cursor stands at offset {end[shard]} of shard {shard} of {info.name!r}, which was compacted: "

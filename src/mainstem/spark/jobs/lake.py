@@ -2,7 +2,9 @@
 
 The commit carries the number of the job's load as the version of an application transaction. delta-rs accepts the same
 number twice, so it is looked up in the very version that is committed to; of two that commit at once, it lets only one
-through. Both together: a load is in the table once.
+through. Both together: a load is in the table once. Whoever gives a load up makes use of the same: it takes the marker
+of the attempt away, then commits the job's number once more (`fence`). A run that saw the marker had opened the table
+before that, so its commit fails; one that opens it later sees none.
 
 delta-rs leaves it to the file system when what it wrote is on disk. After every commit it is made so: the files that
 came with it, the folders that name them, what the log says of them.
@@ -30,9 +32,10 @@ from mainstem.core.errors import SchemaMismatch, TableUnusable
 from mainstem.core.limits import MIB
 from mainstem.core.plain import one_line
 from mainstem.log.disk import LocalDisk, sync_dir
+from mainstem.spark.jobs.bounds import is_unbounded, unbounded
 from mainstem.spark.jobs.columns import missing_columns, renamed
-from mainstem.spark.jobs.manifest import ATTEMPTS
-from mainstem.spark.jobs.part_files import WrittenFile, checksummed, unbounded
+from mainstem.spark.jobs.manifest import ATTEMPTS, require_marker
+from mainstem.spark.jobs.part_files import WrittenFile, checksummed
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
@@ -52,8 +55,6 @@ _MODE_PROPERTY: Final = "mainstem.mode"
 _UNBOUNDED_PROPERTY: Final = "mainstem.unbounded"
 _BOUNDED_PROPERTY: Final = "delta.dataSkippingStatsColumns"
 _BOUNDED_MAX: Final = 32
-# A decimal of at most so many digits is the same again after it was a double.
-_DOUBLE_DIGITS: Final = 15
 # Of a partition with more files under this size than the count, the small ones are made into one.
 SMALL_BYTES: Final = 32 * MIB
 SMALL_FILES_MAX: Final = 8
@@ -90,6 +91,8 @@ class Lake:
         self._clock = clock
         # Whether commits of killed runs are on disk.
         self._is_checked = False
+        # Of the attempt whose load is being committed: once it is gone, nothing is.
+        self._marker: Path | None = None
 
     @property
     def exists(self) -> bool:
@@ -247,8 +250,8 @@ class Lake:
         `since` that version. `can_repeat` is for a table that does not decide about the load: it may have its number
         from a run that was killed before the other got it."""
         inside = self._inside()
-        self._leave_unbounded({name for file in files for name in unbounded(file, inside)})
-        table = self._table()
+        self._leave_unbounded({name for file in files for name in unbounded(file.stats, inside)})
+        table = self._table_to_commit()
         before = table.version()
         _require_next(table, self.folder, job, number, can_repeat=can_repeat)
         if since is not None and since < before:
@@ -268,8 +271,8 @@ class Lake:
     def upsert(self, rows: pa.Table, job: str, number: int, notes: dict[str, Any]) -> "Changed":
         """Put rows in the place of those of their keys; a row with `_deleted` takes that of its key away. No key occurs
         twice in `rows`."""
-        self._leave_unbounded([name for name in rows.column_names if _is_unbounded(rows[name])])
-        table = self._table()
+        self._leave_unbounded([name for name in rows.column_names if is_unbounded(rows[name])])
+        table = self._table_to_commit()
         before = table.version()
         _require_next(table, self.folder, job, number)
         with _translated(self.folder):
@@ -290,6 +293,40 @@ class Lake:
             self.append([], job, number, notes)
         last = self.make_durable(before)
         return self.merged(number, job, last - before) or _changed(done, ())
+
+    @contextlib.contextmanager
+    def committing(self, marker: Path) -> Iterator[None]:
+        """What is committed meanwhile is of the attempt with this marker."""
+        self._marker = marker
+        try:
+            yield
+        finally:
+            self._marker = None
+
+    def fence(self, job: str) -> None:
+        """Who has opened the table to commit a load of this job, and has not yet, fails."""
+        if not self.exists:
+            return
+        table = self._table()
+        before = table.version()
+        number = table.transaction_version(job) or 0
+        with _translated(self.folder):
+            table.create_write_transaction(
+                [],
+                "append",
+                table.schema(),
+                list(table.metadata().partition_columns),
+                commit_properties=CommitProperties(app_transactions=[Transaction(job, number)]),
+            )
+        self.make_durable(before)
+
+    def _table_to_commit(self) -> DeltaTable:
+        """The table as it is now, of which the next version is to be committed. The marker is looked for after it was
+        opened: see `fence`."""
+        table = self._table()
+        if self._marker is not None:
+            require_marker(self._marker, self.folder)
+        return table
 
     def _added(self, version: int) -> tuple[WrittenFile, ...]:
         """The files that a commit made part of the table, of those that are still there."""
@@ -360,9 +397,10 @@ class Lake:
         """Delete files that the table has not needed for so many hours; how many. Versions from before cannot be read
         then. Files that a running load has not committed yet stay: they are younger than a day, or were written under
         the marker of an attempt."""
+        # Before the table is opened: what is committed after that, it does not know.
+        is_whole = hours >= _WHOLE_VACUUM_HOURS and not any(self.folder.glob(f"{ATTEMPTS}/*"))
         table = self._table()
         before = table.version()
-        is_whole = hours >= _WHOLE_VACUUM_HOURS and not any(self.folder.glob(f"{ATTEMPTS}/*"))
         with _translated(self.folder):
             gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=is_whole)
         self.make_durable(before)
@@ -441,13 +479,6 @@ def _actions(commit: Path) -> Iterator[dict[str, Any]]:
 def _adds(commit: Path) -> Iterator[dict[str, Any]]:
     """The files that a commit made part of the table."""
     return (action["add"] for action in _actions(commit) if "add" in action)
-
-
-def _is_unbounded(column: pa.ChunkedArray) -> bool:
-    """Whether delta-rs may write bounds of it that are not there, or not exact: it keeps them as doubles."""
-    if pa.types.is_decimal(column.type):
-        return bool(column.type.precision > _DOUBLE_DIGITS)
-    return pa.types.is_floating(column.type) and pc.all(pc.is_finite(column)).as_py() is False
 
 
 def _value_text(value: object) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.history import History, OnLoss, Start, lost_before, require_kept
 from mainstem.spark.jobs.lake import ATTEMPT_NOTE, END_NOTE, START_NOTE, Changed, Lake
 from mainstem.spark.jobs.loads import Bound, Load, plan_loads
-from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests
+from mainstem.spark.jobs.manifest import Beginning, Manifest, Manifests, require_marker
 from mainstem.spark.jobs.part_files import FILE_BYTES, Target, WrittenFile
 from mainstem.spark.jobs.partitions import Partitioning
 from mainstem.spark.jobs.tasks import Answer, OnStep
@@ -179,8 +179,8 @@ class Loading:
             number = self._settled()
             self._require_same(number)
             place = self._place(number, start)
-            first, _ = self._kept(place, None if number else start)
             stop = tuple(info.ends)
+            first, _ = self._kept(place, None if number else start, stop)
             total = max(0, sum(stop) - sum(first))
             done: list[Manifest] = []
             again = self._again(number)
@@ -208,10 +208,7 @@ class Loading:
         with self.manifests.locked():
             number = self._settled()
             before = -1 if compare is None else self._before(number)
-            first, lost = self._kept(self._history.offsets(start), start)
-            # Of what is gone, too, only what is before the end is of this load.
-            first = tuple(map(min, first, end))
-            lost = [(shard, begin, min(stop, end[shard])) for shard, begin, stop in lost if begin < end[shard]]
+            first, lost = self._kept(self._history.offsets(start), start, end)
             total = sum(end) - sum(first)
             self._on_step("load", 0, total)
             done = self._load(Load(first, tuple(end)), number + 1, lost, write, commit, compare_with=before)
@@ -263,10 +260,12 @@ class Loading:
 
     def _stop(self, number: int) -> None:
         """A load above those that the table has is not committed any more: its run, if it is still there because the
-        lock does not hold, looks for its marker first. What it has committed by then stays."""
+        lock does not hold, fails at that. What it has committed by then stays."""
         begun = self.manifests.get(number + 1)
         if begun is not None:
             self.manifests.stop(begun.attempt)
+            for lake in (self.lake, *self._beside):
+                lake.fence(self.name)
             if self.lake.number_of(self.name) > number:
                 raise TableUnusable(
                     f"another run of this job writes {self.lake.folder} now; wait until it has ended, then run this one"
@@ -302,11 +301,11 @@ class Loading:
             )
 
     def _kept(
-        self, place: Sequence[int], start: Start | str | None
+        self, place: Sequence[int], start: Start | str | None, end: Sequence[int]
     ) -> tuple[tuple[int, ...], list[tuple[int, int, int]]]:
-        """Where a load can begin, and what is gone before that: of a start, if it is one. DataLoss unless it may be
-        passed over."""
-        starts = self._history.info.starts
+        """Where a load that goes to `end` can begin, and what is gone before that: of a start, if it is one. DataLoss
+        unless it may be passed over."""
+        starts = tuple(map(min, self._history.info.starts, end))
         lost = lost_before(place, starts)
         meant = None if start is None else self._meant(start)
         since = meant if isinstance(meant, datetime) else None
@@ -382,8 +381,13 @@ class Loading:
         )
         self._on_step("planned", number, number)
         marker = self.manifests.marker(manifest.attempt).absolute()
-        with in_words_of_jobs():
-            written = write(load, Attempt(manifest.attempt, str(marker), number, self._history.aliases))
+        try:
+            with in_words_of_jobs():
+                written = write(load, Attempt(manifest.attempt, str(marker), number, self._history.aliases))
+        except (Exception, KeyboardInterrupt):
+            # What was planned stays planned; of what tasks were done with nothing can be of use.
+            self.manifests.end(manifest.attempt, ())
+            raise
         manifest = msgspec.structs.replace(
             manifest,
             state="written",
@@ -393,14 +397,12 @@ class Loading:
             checksum=written.checksum,
             **_counts(written.answers, [*lost, *self._history.pop_lost()]),
         )
+        # The manifest may be of another attempt by now.
+        require_marker(marker, self.lake.folder)
         self.manifests.advance(manifest)
         self._on_step("written", number, number)
-        if not marker.exists():
-            raise TableUnusable(
-                f"load {number} of {self.lake.folder} was given up by another run of this job before it was committed; "
-                "wait until that has ended, then run this one again"
-            )
-        with in_words_of_jobs():
+        require_marker(marker, self.lake.folder)
+        with in_words_of_jobs(), self._committing(marker):
             changed = commit(written, number, {START_NOTE: start, END_NOTE: end, ATTEMPT_NOTE: manifest.attempt})
         self._on_step("committed", number, number)
         manifest = msgspec.structs.replace(
@@ -415,6 +417,13 @@ class Loading:
         self.manifests.advance(manifest)
         self._on_step("done", number, number)
         return manifest
+
+    @contextlib.contextmanager
+    def _committing(self, marker: Path) -> Iterator[None]:
+        with contextlib.ExitStack() as lakes:
+            for lake in (self.lake, *self._beside):
+                lakes.enter_context(lake.committing(marker))
+            yield
 
     def _version(self) -> int:
         return self.lake.version if self.lake.exists else -1

@@ -223,6 +223,15 @@ class Manifests:
         return self.folder / "start.json"
 
 
+def require_marker(marker: Path, place: Path) -> None:
+    """TableUnusable if an attempt was given up by another run, which has taken its marker away."""
+    if not marker.exists():
+        raise TableUnusable(
+            f"a load of {place} was given up by another run of this job before it was committed; wait until that has "
+            "ended, then run this one again"
+        )
+
+
 def _read(path: Path, kind: type[_Note], hint: str) -> _Note | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

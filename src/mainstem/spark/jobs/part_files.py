@@ -6,16 +6,12 @@ file first and looks for the marker then: either the file is found by who delete
 worker that outlives its driver leaves nothing behind.
 """
 
-import contextlib
 import json
-import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -26,6 +22,7 @@ from mainstem.core.errors import InvalidSetting, TableUnusable
 from mainstem.core.identity import new_stream_uuid
 from mainstem.core.limits import MIB
 from mainstem.log.disk import sync_dir
+from mainstem.spark.jobs.bounds import footer_statistics
 from mainstem.spark.jobs.columns import as_table_rows
 from mainstem.spark.jobs.partitions import Partition, Partitioning
 
@@ -41,9 +38,6 @@ _OPEN_MAX: Final = 64
 # Offsets and times grow by little: as differences they take next to nothing.
 _GROWING: Final = ("_offset", "_timestamp")
 _CHUNK_BYTES: Final = 4 * MIB
-# Of a text, in the bounds that a table's log has.
-_BOUND_CHARACTERS: Final = 32
-_LAST_CHARACTER: Final = "\U0010ffff"
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -266,91 +260,3 @@ def checksummed(path: Path) -> tuple[int, int]:
             size += len(chunk)
             checksum = crc32c_extended(checksum, chunk)
     return size, checksum
-
-
-def footer_statistics(footer: pq.FileMetaData) -> dict[str, Any]:
-    """What a table's log says of a file, so that readers need not open it: rows, and of every plain column its bounds
-    and how many are null. Bytes have no bounds there."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for name, column in _plain_columns(footer):
-        if all(part is not None and part.has_null_count for part in column):
-            nulls[name] = sum(part.null_count for part in column)
-        known = [part for part in column if part is not None and part.has_min_max]
-        # A group of nulls alone has no bounds, and needs none.
-        if known and all(part is not None and (part.has_min_max or part.num_values == 0) for part in column):
-            # A time outside of the years 1 to 9999 has no text there, nor has one that is rounded up beyond them.
-            with contextlib.suppress(OverflowError):
-                least, most = min(part.min for part in known), max(part.max for part in known)
-                bounds = _bound(least, is_upper=False), _bound(most, is_upper=True)
-                if None not in bounds:
-                    low[name], high[name] = bounds
-    return {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-
-
-def unbounded(file: WrittenFile, columns: Iterable[pa.Field]) -> list[str]:
-    """Columns of which the table's log should have bounds in a file, and has none: there are values, or nothing is said
-    of them at all. A column of nulls alone needs none."""
-    stats = json.loads(file.stats)
-    nulls = stats["nullCount"]
-    names = [field.name for field in columns if file.rows and _should_have_bounds(field.type)]
-    return [name for name in names if nulls.get(name, 0) < file.rows and name not in stats["minValues"]]
-
-
-def _should_have_bounds(kind: pa.DataType) -> bool:
-    is_kind = pa.types
-    return bool(
-        is_kind.is_string(kind)
-        or is_kind.is_boolean(kind)
-        or is_kind.is_integer(kind)
-        or is_kind.is_floating(kind)
-        or is_kind.is_decimal(kind)
-        or is_kind.is_date(kind)
-        or is_kind.is_timestamp(kind)
-    )
-
-
-def _plain_columns(footer: pq.FileMetaData) -> Iterator[tuple[str, list[Any]]]:
-    for index in range(footer.num_columns):
-        name = footer.schema.column(index).path
-        if footer.schema.column(index).max_repetition_level == 0 and "." not in name:
-            yield name, [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-
-
-def _bound(value: Any, *, is_upper: bool) -> Any:
-    """As the log has it, None if it cannot: numbers are read as doubles."""
-    match value:
-        case datetime():
-            return _time_bound(value, is_upper=is_upper)
-        case date():
-            return value.isoformat()
-        case str():
-            return _text_bound(value, is_upper=is_upper)
-        case float():
-            return value if math.isfinite(value) else None
-        case Decimal():
-            return float(value) if Decimal(repr(float(value))) == value else None
-        case int():
-            return value
-    return None
-
-
-def _time_bound(value: datetime, *, is_upper: bool) -> str:
-    """Times have milliseconds there: an upper bound is the next one."""
-    if is_upper and value.microsecond % 1_000:
-        value += timedelta(milliseconds=1)
-    moment = value.replace(microsecond=value.microsecond // 1_000 * 1_000)
-    text = moment.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return f"{text}Z" if value.tzinfo is not None else text
-
-
-def _text_bound(value: str, *, is_upper: bool) -> str:
-    """The beginning of a long text; for an upper bound with the greatest character there is, which must be greater than
-    the one that it takes the place of."""
-    end = _BOUND_CHARACTERS
-    if not is_upper:
-        return value[:end]
-    while value[end : end + 1] == _LAST_CHARACTER:
-        end += 1
-    return value if len(value) <= end else value[:end] + _LAST_CHARACTER

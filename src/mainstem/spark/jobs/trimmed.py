@@ -39,7 +39,8 @@ def trimmed_since(port: Port, info: StreamInfo, found: Sequence[int], time_us: i
     None where none can be. A shard whose first record that is left is older reaches back to that time: what was trimmed
     before it, but for late records, is older still."""
     suspect: list[int] = []
-    for shard, (start, at) in enumerate(zip(info.starts, found, strict=True)):
+    # Shards that came since the stream was looked up have lost nothing of what there was.
+    for shard, (start, at) in enumerate(zip(info.starts, found, strict=False)):
         if start:
             left = left_of(port, info, shard)
             # All that is left of the first entry is older: the time that it knows is of what was trimmed.
