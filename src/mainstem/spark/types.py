@@ -30,7 +30,6 @@ _PLAIN: Final[dict[pa.DataType, st.DataType]] = {
     pa.uint16(): st.IntegerType(),
     pa.uint32(): st.LongType(),
     pa.uint64(): st.DecimalType(20, 0),
-    pa.float16(): st.FloatType(),
     pa.float32(): st.FloatType(),
     pa.float64(): st.DoubleType(),
     pa.string(): st.StringType(),
