@@ -17,7 +17,7 @@ from mainstem.spark.origin import Access, Origin
 from mainstem.spark.slices import Slice, balance, joined, read, slices_of
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import GetStreamCall, RunsCall
-from tests.spark.parts import append, fill
+from tests.spark.parts import append, fill, rows
 
 ONE_DAY = "day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'"
 pytestmark = pytest.mark.xdist_group("spark")
@@ -133,6 +133,27 @@ def test_what_was_trimmed_is_told_by_its_range(folder):
     told.clear()
     assert ids(plan, on_loss=told.append) == list(range(300, 1_000))
     assert [(loss.first, loss.last) for loss in told] == [(0, 299)]
+
+
+def test_what_was_trimmed_on_both_sides_of_a_change_of_shards_is_one_loss(folder):
+    hub, access = folder
+    fill(hub, count=400, shards=1, batch=100)
+    hub.streams.alter("orders", shards=2)
+    with hub.producer() as producer:
+        producer.send_batch("orders", rows(400, 600), shard=0)
+        producer.send_batch("orders", rows(1_000, 10), shard=1)
+    hub.streams.trim("orders", shard=0, offset=900)
+    with pytest.raises(DataLoss) as lost:
+        list_slices(access, "orders", first=[0])
+    assert (lost.value.stream, lost.value.shard, lost.value.first, lost.value.last) == ("orders", 0, 0, 899)
+    told: list[DataLoss] = []
+    plan = list_slices(access, "orders", first=[0], on_loss=told.append)
+    assert sorted(ids(plan)) == list(range(900, 1_010))
+    # No more than what is read.
+    for end in (899, 400, 300):
+        assert list_slices(access, "orders", first=[100], end=[end], on_loss=told.append) == []
+    ranges = [(loss.shard, loss.first, loss.last) for loss in told]
+    assert ranges == [(0, 0, 899), (0, 100, 898), (0, 100, 399), (0, 100, 299)]
 
 
 def test_another_stream_of_the_name_is_not_read(folder):

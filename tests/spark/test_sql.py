@@ -168,6 +168,7 @@ SHAPES = [
     "(SELECT * FROM old ORDER BY id LIMIT 2) UNION ALL (SELECT * FROM new ORDER BY x DESC LIMIT 2 OFFSET 1)",
     "WITH RECURSIVE r AS (SELECT * FROM old UNION ALL SELECT id + 1, name, x FROM r WHERE id < 5) SELECT * FROM r",
     "WITH RECURSIVE r AS (TABLE old UNION ALL SELECT r.id + 1, n.name, r.x FROM r JOIN new n USING (id)) TABLE r",
+    "WITH RECURSIVE r AS (TABLE Old UNION ALL SELECT r.id + 1, n.name, r.x FROM r JOIN NEW n USING (id)) TABLE r",
     "WITH both AS (TABLE old UNION ALL TABLE new) SELECT a.name, b.x FROM both a JOIN both b USING (id)",
     "SELECT * FROM old PIVOT (sum(x) FOR name IN ('same', 'old1'))",
     "SELECT * FROM old UNPIVOT (value FOR field IN (x))",
@@ -307,11 +308,31 @@ def test_streams_whose_names_differ_in_capitals(spark, tmp_path):
             "SELECT 1 FROM orders WHERE EXISTS (SELECT 1 FROM ORDERS)",
             "SELECT 1 FROM orders, LATERAL (SELECT count(*) FROM Orders)",
             "SELECT count(*) FROM IDENTIFIER('Orders') JOIN orders USING (id)",
+            # Of this Spark finds something else wrong before it looks for a name.
+            (
+                "WITH RECURSIVE r AS (SELECT 0L AS id UNION ALL "
+                "SELECT id + 1 FROM r JOIN orders USING (id) JOIN Orders USING (id)) TABLE r"
+            ),
         ):
             with pytest.raises(InvalidRequest, match="'Orders' and 'orders' differ in their capitals alone"):
                 rows(spark, log, both)
         with pytest.raises(UnknownStream, match="'ORDERS'"):
             rows(spark, log, "SELECT * FROM ORDERS")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM old JOIN new USING (id)",
+        "WITH RECURSIVE r AS (TABLE old UNION ALL SELECT r.id + 1, n.name, r.x FROM r JOIN new n USING (id)) TABLE r",
+    ],
+)
+def test_a_statement_speaks_of_so_many_streams(spark, pair, monkeypatch, statement):
+    monkeypatch.setattr(sql, "STREAMS_MAX", 1)
+    with pytest.raises(InvalidRequest, match="at most 1 streams"):
+        rows(spark, pair[0], statement)
+    monkeypatch.setattr(sql, "STREAMS_MAX", 2)
+    assert rows(spark, pair[0], statement)
 
 
 def cool(folder, stream):

@@ -223,6 +223,8 @@ def test_a_reset_moves_the_shards_that_it_names():
     # To where the group stood already; and one after another, of which the group knows the last.
     assert moved_to(since, since.offsets, Standing((40, 45, 55), 4, frozenset([0]), lake)) == (40, 60, 70)
     assert moved_to(since, since.offsets, Standing((5, 45, 9), 5, frozenset([2]), lake)) == (5, 60, 9)
+    # What was set to where it stood already is seen of the last alone.
+    assert moved_to(since, since.offsets, Standing((40, 45, 9), 5, frozenset([2]), lake)) == (50, 60, 9)
 
 
 def test_what_was_trimmed_of_a_plan():

@@ -11,7 +11,7 @@ from mainstem.core.errors import TableUnusable
 from mainstem.spark.jobs import record_frame
 from mainstem.spark.jobs.record_frame import RecordFrame
 from mainstem.spark.jobs.tasks import Answer, no_step, run_parts
-from mainstem.spark.session import settings
+from mainstem.spark.session import batches_bounded, settings
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -64,6 +64,10 @@ def test_large_records_come_few_at_a_time(spark):
             # Control: as the session has it.
             patch.setattr(record_frame, "batches_bounded", lambda session: contextlib.nullcontext())
             assert most() == 200
+        # What the user says of rows holds, and bytes have a limit all the same.
+        spark.conf.set(names[0], "10000")
+        assert most() <= 32
+        assert [spark.conf.get(name) for name in names] == ["10000", of_java_17[names[1]]]
         for name in names:
             spark.conf.set(name, "7")
         # What the user says holds.
@@ -71,3 +75,26 @@ def test_large_records_come_few_at_a_time(spark):
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
+
+
+def test_of_two_jobs_in_one_session_the_second_keeps_its_limit_of_bytes(spark):
+    """The first, in another thread, sets it for both, and ends before."""
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    was, none = spark.conf.get(name), settings(None, None, {}, {}, 2, 8 << 30, 17)[name]
+    spark.conf.set(name, none)
+    try:
+        first, second = batches_bounded(spark), batches_bounded(spark)
+        for job in (first, second):
+            job.__enter__()
+            assert spark.conf.get(name) != none
+        first.__exit__(None, None, None)
+        assert spark.conf.get(name) != none
+        # One of another session is for itself.
+        other = spark.newSession()
+        other.conf.set(name, none)
+        with batches_bounded(other):
+            second.__exit__(None, None, None)
+            assert [each.conf.get(name) == none for each in (spark, other)] == [True, False]
+        assert other.conf.get(name) == none
+    finally:
+        spark.conf.set(name, was)

@@ -36,6 +36,11 @@ _LEVELS_TOLERANCE: Final = 1e-12
 # And by how much at least: aggregates in which large numbers even out come to nothing up to a rounding that is small
 # only beside those numbers. Of 100,000 in the millions it is 1e-5.
 _LEVELS_DIFFERENCE: Final = 1e-3
+# Where those stand in the same rows, which rounding that is can be told: about their last bit, in each row by itself,
+# so that of many rows it comes to that of the square root of their number. Averages of microseconds since 1970 have
+# 0.25 of one. Numbers beyond a limit, larger than any time, are not what evens out, and are to hide no others.
+_LAST_BIT: Final = 2.0**-52
+_EVENED_OUT_MAX: Final = 2.0**63
 
 # Of a digest of the newer kind.
 COLUMN_DIGEST_BYTES: Final = 8
@@ -82,7 +87,12 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.levels is None or other.levels is None:
             return True
         magnitude = max(self.levels_magnitude or 0.0, other.levels_magnitude or 0.0)
-        return abs(self.levels - other.levels) <= max(_LEVELS_DIFFERENCE, _LEVELS_TOLERANCE * magnitude)
+        least = max(_LEVELS_DIFFERENCE, self._rounding(), other._rounding())
+        return abs(self.levels - other.levels) <= max(least, _LEVELS_TOLERANCE * magnitude)
+
+    def _rounding(self) -> float:
+        mean = self.magnitude / max(1, self.rows)
+        return _LAST_BIT * mean * math.sqrt(self.rows) if mean <= _EVENED_OUT_MAX else 0.0
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -190,7 +190,7 @@ class Convoy:
             batches += [self._numbering.number(batch) for batch in encoded]
             carriage.end = len(batches)
         for rider in late:
-            rider.chunk.error = DeadlineExceeded("not sent before its time was over")
+            rider.chunk.error = DeadlineExceeded("not sent within its delivery_timeout")
             rider.answered(rider.parcel)
         shards = [batch.header.shard for batch in batches]
 

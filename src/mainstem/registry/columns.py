@@ -235,13 +235,19 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 def has_overflown(given: pa.Array, found: pa.Array) -> bool:
     """Whether a number became infinite by a cast: Arrow does not look, as it does of whole numbers."""
-    if not (pa.types.is_floating(found.type) and pa.types.is_floating(given.type)):
-        return False
-    return found.type.bit_width < given.type.bit_width and _infinities(found) > _infinities(given)
+    return pa.types.is_floating(found.type) and _infinities(found) > _infinities(given)
 
 
 def _infinities(array: pa.Array) -> int:
-    return pc.sum(pc.is_inf(array)).as_py() or 0
+    kind = array.type
+    if pa.types.is_floating(kind):
+        infinite = pc.is_inf(array)
+    elif _is_text(kind) or _is_bytes(kind):
+        # Of what can be read as a number only infinity, in all its spellings, has these letters.
+        infinite = pc.match_substring(array, "inf", ignore_case=True)
+    else:
+        return 0
+    return pc.sum(infinite).as_py() or 0
 
 
 def _cast_struct(array: pa.StructArray, field: pa.Field) -> pa.Array:

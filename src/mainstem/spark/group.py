@@ -50,7 +50,8 @@ class QueryGroup:
         if not mine:
             return None
         offsets = tuple(mine[shard].offset if shard in mine else 0 for shard in range(info.shards))
-        # Of all that changes a group only a reset does so at the time at which it moves cursors.
+        # Of all that changes a group only a reset does so at the time at which it moves cursors. Of several since the
+        # last look, this is the last one.
         reset = frozenset(shard.shard for shard in mine.values() if shard.committed_us == group.changed_us)
         return Standing(offsets, group.generation, reset, (group.name, group.created_us))
 

@@ -26,11 +26,12 @@ def memory_bytes(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
 
 
 def _folders(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Of a container, and of a service in it or outside of one: version 2 of cgroups."""
+    """Of a container, and of a service in it or outside of one, with all that it is in: version 2 of cgroups."""
     yield cgroups
     for line in _text(own).splitlines():
         if line.startswith("0::"):
-            yield cgroups / line.removeprefix("0::").lstrip("/")
+            path = Path(line.removeprefix("0::").lstrip("/"))
+            yield from (cgroups / folder for folder in (path, *path.parents))
 
 
 def _text(path: Path) -> str:

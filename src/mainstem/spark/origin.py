@@ -39,9 +39,9 @@ class Access:
     @classmethod
     def to(cls, hub: str, **credentials: str | None) -> "Access":
         """To the log of a server, mainstem://host:7070, or in a folder, also as file:///data/shop."""
+        hub = _without_scheme(hub)
         if not hub.strip():
             raise InvalidSetting("the hub is a folder, or the address of a server such as mainstem://127.0.0.1:7070")
-        hub = _without_scheme(hub)
         # Tasks run in other processes, perhaps elsewhere in the tree.
         given = {name: value if name == "token" else _absolute(value) for name, value in credentials.items() if value}
         return cls(url=hub.strip(), **given) if "://" in hub else cls(data=_absolute(hub), **given)

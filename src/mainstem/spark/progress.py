@@ -153,7 +153,11 @@ def was_reset(offset: QueryOffset, standing: Standing) -> bool:
 
 def moved_to(since: QueryOffset, place: Sequence[int], standing: Standing) -> tuple[int, ...]:
     """Where a query goes on that stands at `place` and whose group was reset: in shards that nobody has moved it is
-    ahead of the group, which learns of a batch with the next one."""
+    ahead of the group, which learns of a batch with the next one.
+
+    Of several resets since, all are seen but one: before the last, of other shards, to just where the group stood. When
+    the query committed is not known here, and so not whether a cursor that is where it was has been set there since.
+    """
     published = _padded(since.published or (), standing.offsets)
     shards = enumerate(zip(standing.offsets, published, _padded(place, published), strict=True))
     return tuple(at if shard in standing.reset or at != known else mine for shard, (at, known, mine) in shards)

@@ -47,6 +47,9 @@ _BATCHES: Final = {_ROWS: "50000", _BYTES: str(16 * MIB)}
 # for no such limit; so there are few rows, as many as cost little.
 _BATCHES_OF_OLD_JAVA: Final = {_ROWS: "512", _BYTES: str((1 << 31) - 1)}
 _JAVA_THAT_ADDS_UP_WELL: Final = 21
+# Sessions that limit bytes for now: for how many blocks, and what they had before.
+_BOUNDED: Final[dict["SparkSession", tuple[int, dict[str, str]]]] = {}
+_BOUNDED_LOCK: Final = threading.Lock()
 # The root's, too.
 _LOGGERS_OF_PY4J: Final = ("", "py4j.clientserver", "py4j.java_gateway")
 # Settings of a session that may be changed while it runs.
@@ -113,18 +116,32 @@ def session(
 
 @contextlib.contextmanager
 def batches_bounded(spark: "SparkSession") -> Iterator[None]:
-    """While the block runs, batches to Python have a limit of bytes, also in a session that has none by itself."""
-    ours = _BATCHES_OF_OLD_JAVA
-    if any(spark.conf.get(key, None) != value for key, value in ours.items()):
-        yield
-        return
-    for key, value in _BATCHES.items():
-        spark.conf.set(key, value)
+    """While the block runs, batches to Python have a limit of bytes, also in a session that has none by itself. Any
+    thread: it has one until the last such block of a session has ended."""
+    with _BOUNDED_LOCK:
+        blocks, before = _BOUNDED.get(spark) or (0, _bound(spark))
+        _BOUNDED[spark] = blocks + 1, before
     try:
         yield
     finally:
-        for key, value in ours.items():
-            spark.conf.set(key, value)
+        with _BOUNDED_LOCK:
+            blocks, before = _BOUNDED.pop(spark)
+            if blocks > 1:
+                _BOUNDED[spark] = blocks - 1, before
+            else:
+                for key, value in before.items():
+                    spark.conf.set(key, value)
+
+
+def _bound(spark: "SparkSession") -> dict[str, str]:
+    """Limit bytes where nothing does, and then rows only as the user said; what the session had before."""
+    ours = _BATCHES_OF_OLD_JAVA
+    if spark.conf.get(_BYTES, None) != ours[_BYTES]:
+        return {}
+    before = {key: value for key, value in ours.items() if spark.conf.get(key, None) == value}
+    for key in before:
+        spark.conf.set(key, _BATCHES[key])
+    return before
 
 
 def _is_running(pyspark: Any) -> bool:

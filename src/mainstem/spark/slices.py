@@ -74,7 +74,7 @@ def slices_of(
     # About, but enough to have several slices for each part.
     run_bytes = min(_SLICE_BYTES, max(1, info.bytes * wanted // (8 * max(1, parts) * max(1, there))))
     found: list[Slice] = []
-    at = tuple(firsts)
+    at = _kept(info, firsts, ends, on_loss)
     for generation, stop in enumerate(stops(ends, info.generations)):
         for shard, limit in enumerate(stop):
             if at[shard] < limit:
@@ -82,6 +82,21 @@ def slices_of(
                 found += _of_shard(port, access, info, generation, call, on_loss)
         at = tuple(map(max, at, stop))
     return found
+
+
+def _kept(info: StreamInfo, first: Sequence[int], end: Sequence[int], on_loss: OnLoss | None) -> tuple[int, ...]:
+    """Where each shard begins that is read from `first` to before `end`. What was trimmed of it is told as one range,
+    whatever changes of shards are in it; what is trimmed after this look is met where its runs are asked for."""
+    found = list(first)
+    for shard, start in enumerate(info.starts):
+        gone = min(start, end[shard])
+        if found[shard] < gone:
+            loss = DataLoss(stream=info.name, shard=shard, first=found[shard], last=gone - 1)
+            if on_loss is None:
+                raise loss
+            on_loss(loss)
+            found[shard] = gone
+    return tuple(found)
 
 
 def runs_of(port: Port, call: RunsCall, on_loss: OnLoss | None = None) -> Iterator[tuple[Run, Answer]]:

@@ -151,11 +151,20 @@ class Views:
 
     def _stream_of(self, error: "AnalysisException") -> str:
         """The stream that Spark did not know; raises what is wrong if it is none."""
-        if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+            found = self._not_found(error)
+        elif (other := self._not_made()) is not None:
             # Of a statement with names that are not known yet, Spark may find something else wrong first.
-            if (other := self._not_made()) is not None:
-                return other
+            found = other
+        else:
             raise InvalidRequest(in_one_line(error)) from None
+        if len(self.made) >= STREAMS_MAX or found in self.made:
+            raise InvalidRequest(f"a statement speaks of at most {STREAMS_MAX} streams") from None
+        self._require_one_of_its_letters(found)
+        return found
+
+    def _not_found(self, error: "AnalysisException") -> str:
+        """The stream that Spark looked for."""
         quoted = (error.getMessageParameters() or {}).get("relationName", "")
         parts = [part.replace("``", "`") for part in _PART.findall(quoted)]
         name = ".".join(parts)
@@ -164,15 +173,12 @@ class Views:
             raise unknown_stream(name, self._streams) from None
         if len(parts) > 1:
             raise InvalidRequest(f"write the name of the stream in backticks: `{found}`") from None
-        if len(self.made) >= STREAMS_MAX or found in self.made:
-            raise InvalidRequest(f"a statement speaks of at most {STREAMS_MAX} streams") from None
-        self._require_one_of_its_letters(found)
         return found
 
     def _not_made(self) -> str | None:
         """A stream that the statement names and that is no view yet."""
         names = relations_of(self._spark, self._statement) or set()
-        waiting = {name for name in names if name in self._streams} - self.made.keys()
+        waiting = {found for name in names if (found := self._found(name)) is not None} - self.made.keys()
         return next((name for name in sorted(waiting) if not self._spark.catalog.tableExists(f"`{name}`")), None)
 
     def _require_one_of_its_letters(self, stream: str) -> None:

@@ -30,7 +30,6 @@ _PLAIN: Final[dict[pa.DataType, st.DataType]] = {
     pa.uint16(): st.IntegerType(),
     pa.uint32(): st.LongType(),
     pa.uint64(): st.DecimalType(20, 0),
-    pa.float16(): st.FloatType(),
     pa.float32(): st.FloatType(),
     pa.float64(): st.DoubleType(),
     pa.string(): st.StringType(),
@@ -154,7 +153,9 @@ def _to_cast(kinds: Sequence[pa.DataType], schema: pa.Schema) -> bool:
 def _may_lose(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values may be lost at which Arrow does not look. Types are known by their texts, however nested."""
     has, asks = str(given), str(wanted)
-    return ("double" in has and "float" in asks) or ("time64[ns]" in has and "time64[ns]" in asks)
+    is_narrower = "float" in asks and ("double" in has or "decimal" in has)
+    is_read = ("float" in asks or "double" in asks) and ("string" in has or "binary" in has)
+    return (has != asks and (is_narrower or is_read)) or ("time64[ns]" in has and "time64[ns]" in asks)
 
 
 def _require_kept(given: pa.Array, found: pa.Array, name: str) -> None:

@@ -62,6 +62,22 @@ def test_levels_of_very_many_numbers_may_differ_by_more():
     assert not leveled(1e11, 1e11).matches(leveled(1e11 + 1.0, 1e11))
 
 
+@pytest.mark.parametrize("rows", [1, 100, 1_000_000])
+def test_levels_may_differ_by_the_rounding_of_large_numbers(rows):
+    """As it adds up over rows, of numbers of up to 2^63."""
+
+    def beside(large: float, levels: float) -> Fingerprint:
+        return Fingerprint(rows, b"x" * 15, 0.0, large * rows, levels, 1e6)
+
+    rounding = 2.0**-52 * 1e15 * rows**0.5
+    one = beside(1e15, 100.0)
+    assert one.matches(beside(1e15, 100.0 + 0.99 * rounding))
+    assert not one.matches(beside(1e15, 100.0 + 1.01 * rounding))
+    for large in (1e9, 1e300):
+        assert beside(large, 100.0).matches(beside(large, 100.0009))
+        assert not beside(large, 100.0).matches(beside(large, 100.0011))
+
+
 def test_fingerprints_without_levels_are_read_and_read_those_with_them():
     class Older(msgspec.Struct, frozen=True, array_like=True, gc=False):
         rows: int

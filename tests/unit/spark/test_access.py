@@ -32,3 +32,9 @@ def test_a_path_is_taken_as_it_is():
 def test_a_folder_of_another_machine_is_refused():
     with pytest.raises(InvalidSetting, match=r"of the machine 'db1'.*file:///db1/data/shop.*mainstem://HOST:7070"):
         Access.to("file://db1/data/shop")
+
+
+@pytest.mark.parametrize("hub", ["", " ", "file:", " FILE: ", "file:%20"])
+def test_what_names_nothing_is_refused(hub):
+    with pytest.raises(InvalidSetting, match="the hub is a folder, or the address of a server"):
+        Access.to(hub)

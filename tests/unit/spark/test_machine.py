@@ -36,6 +36,9 @@ def put(folder: Path, files: dict[str, str]) -> Path:
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4),
         ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 3),
         ({"system.slice/lake.service/cpu.max": "100000 100000"}, 1),
+        # A limit holds for all that is below it.
+        ({"system.slice/cpu.max": "200000 100000", "system.slice/lake.service/cpu.max": "max 100000"}, 2),
+        ({"system.slice/other.service/cpu.max": "100000 100000"}, 4),
     ],
 )
 def test_cores(tmp_path, files, cores):
@@ -49,6 +52,7 @@ def test_cores(tmp_path, files, cores):
         ({"memory.max": str(512 * MIB)}, 512),
         ({"memory/memory.limit_in_bytes": str(300 * MIB)}, 300),
         ({"memory.max": "max", "system.slice/lake.service/memory.max": str(200 * MIB)}, 200),
+        ({"system.slice/memory.max": str(100 * MIB), "system.slice/lake.service/memory.max": str(200 * MIB)}, 100),
         ({}, None),
         ({"memory.max": "max"}, None),
         ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None),

@@ -226,6 +226,27 @@ def test_aggregates_that_come_to_nothing_may_differ_where_others_do_not():
     assert sums_of(numbered(once)).fingerprint().matches(sums_of(numbered(again)).fingerprint())
 
 
+@pytest.mark.parametrize("groups", [10, 1_000, 100_000])
+@pytest.mark.parametrize("kind", ["late", "early or late"])
+def test_differences_of_averages_may_differ_beside_the_averages_where_others_do_not(groups, kind):
+    """Times in microseconds since 1970: their sums are rounded, to what is no last bit of the difference."""
+    rng = np.random.default_rng(7)
+    happened = 1.7e15 + rng.integers(0, 60_000_000, (groups, 20))
+    late = rng.exponential(1_000.0, happened.shape) if kind == "late" else rng.normal(0.0, 1_000.0, happened.shape)
+    times = np.stack([happened, happened + late.round()])
+
+    def averages() -> pa.Table:
+        order = rng.permuted(np.broadcast_to(np.arange(20), happened.shape), axis=1)
+        event, taken = np.add.accumulate(np.take_along_axis(times, order[None], 2), axis=2)[..., -1] / 20
+        return pa.table({"id": np.arange(groups), "taken": taken, "late": taken - event})
+
+    once, again = averages(), averages()
+    whole = sums_of(once).fingerprint()
+    assert whole.matches(sums_of(again).fingerprint())
+    others = pa.array(rng.permutation(once["late"].to_numpy()) * 1.5 + 1_000.0)
+    assert not whole.matches(sums_of(once.set_column(2, "late", others)).fingerprint())
+
+
 def test_numbers_that_are_none_are_told_apart():
     """By their sign, and infinite ones from those that are no number, whose bits say nothing."""
     inf, nan = float("inf"), float("nan")

@@ -1,6 +1,7 @@
 """Batches as Spark has them: every value is kept, or its column is refused by name."""
 
 import datetime as dt
+import decimal
 from typing import Any
 
 import pyarrow as pa
@@ -63,6 +64,31 @@ def test_a_number_that_is_too_large_for_a_narrower_type_is_refused(nesting):
         assert caught.value.path == path
         assert f"column {path!r}" in str(caught.value)
         assert len(conformed(kind(pa.float64()), [value(large)], wanted(st.DoubleType()))) == 1
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize(
+    ("kind", "kept", "large", "asked"),
+    [
+        (pa.decimal256(70, 0), [decimal.Decimal(10) ** 38], decimal.Decimal(10) ** 60, st.FloatType()),
+        (pa.decimal256(70, 0), [decimal.Decimal(10) ** 60], None, st.DoubleType()),
+        (pa.string(), ["1e38", "-INF", "+infinity", "NaN"], "1e39", st.FloatType()),
+        (pa.string(), ["1e39", "inf"], "-1e999", st.DoubleType()),
+        (pa.binary(), [b"1e38", b"-Infinity"], b"1e39", st.FloatType()),
+    ],
+    ids=["decimal as float", "decimal as double", "text as float", "text as double", "bytes as float"],
+)
+def test_a_number_that_is_none_of_floating_point_is_refused_where_it_would_become_infinite(
+    nesting, kind, kept, large, asked
+):
+    made, value, path, wanted = NESTINGS[nesting]
+    for each in (*kept, None):
+        assert len(conformed(made(kind), [value(each)], wanted(asked))) == 1
+    if large is None:
+        return
+    with pytest.raises(SchemaMismatch, match=r"that is none of (float|double): a number is too large for it") as caught:
+        conformed(made(kind), [*map(value, kept), value(large)], wanted(asked))
+    assert caught.value.path == path
 
 
 @pytest.mark.parametrize("nesting", NESTINGS)
