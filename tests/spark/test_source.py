@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import re
 from decimal import Decimal
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from mainstem.spark.progress import INITIAL
 from mainstem.spark.reading import Partition, parts_for
 from mainstem.spark.source import BatchReader, MainstemSource, PushdownReader
 from mainstem.spark.stream import StreamReader
-from tests.spark.parts import BEGIN, SCHEMA, fill, rows
+from tests.spark.parts import BEGIN, SCHEMA, fill, rows, tear_out
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
@@ -468,24 +469,51 @@ def test_mistakes_are_named(spark, orders):
         table(spark, folder, where="ammount > 5").collect()
 
 
-def test_loss_fails_the_read_or_is_passed_over(spark, orders):
+def test_loss_fails_the_read_or_is_passed_over(spark, telling, orders):
     hub, folder = orders
     info = hub.streams.get("orders")
     begin = str(mainstem.Cursor(info.uuid, info.epoch, (0, 0)))
     hub.streams.trim("orders", offset=100, shard=0)
     with pytest.raises(PySparkException, match="shard 0: records 0 to 99 are gone"):
         table(spark, folder, startingOffsets=begin).count()
-    logging = "spark.sql.pyspark.worker.logging.enabled"
-    spark.conf.set(logging, "true")
-    try:
-        assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
-        told = {row.msg for row in spark.tvf.python_worker_logs().where("logger = 'mainstem.spark'").collect()}
-    finally:
-        spark.conf.set(logging, "false")
+    assert table(telling, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
     # The planner alone has met it.
     lost = "stream 'orders' shard 0: records 0 to 99 are gone (trimmed)"
-    assert told == {f'records are lost; the query goes on after them reason="{lost}"'}
+    assert told_by(telling) == [f'records are lost; the query goes on after them reason="{lost}"']
     assert table(spark, folder).count() == 19_900
+
+
+def test_a_damaged_batch_fails_the_read_or_is_passed_over(telling, tmp_path):
+    folder = tmp_path / "log"
+    with mainstem.open(folder) as hub:
+        fill(hub, count=20_000)
+        with hub.consumer("orders", start="earliest", follow=False) as consumer:
+            there = {(record.shard, record.offset): record.value["id"] for record in consumer}
+    torn = tear_out(folder, "orders", 1, 1_234)
+    lost = {there.pop((1, offset)) for offset in range(torn.base, torn.end)}
+    assert 0 < len(lost) < 1_000
+    gone = f"stream 'orders' shard 1: records {torn.base} to {torn.end - 1} are gone (damaged, blocks/"
+    with pytest.raises(PySparkException, match=re.escape(gone) + r'.*; with the option failOnDataLoss="false"'):
+        table(telling, str(folder)).collect()
+    assert told_by(telling) == []
+    rows = table(telling, str(folder), failOnDataLoss="false", columns="id")
+    assert sorted(row["id"] for row in rows.collect()) == sorted(there.values())
+    # By the one task that has met it.
+    (said,) = told_by(telling)
+    assert said.startswith(f'records are lost; the query goes on after them reason="{gone}')
+
+
+@pytest.fixture
+def telling(spark):
+    """A session that keeps what Spark's Python processes log."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    return session
+
+
+def told_by(session) -> list[str]:
+    """What the source has said in these processes."""
+    return [row.msg for row in session.tvf.python_worker_logs().where("logger = 'mainstem.spark'").collect()]
 
 
 def _planned_bytes(reader: BatchReader) -> int:

@@ -25,7 +25,7 @@ from mainstem.spark.progress import (
 )
 from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Run
-from tests.spark.parts import SCHEMA, append, fill
+from tests.spark.parts import SCHEMA, append, fill, tear_out
 from tests.spark.queries import Query
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -78,6 +78,26 @@ def test_loss_stops_a_query_or_is_in_its_progress(spark, tmp_path):
             query.run()
         assert query.run(failOnDataLoss="false") == [*range(100), *range(150, 200)]
         assert any("shard 0: 100 to 149" in json.dumps(each["sources"]) for each in query.progress)
+
+
+@pytest.mark.slow("three streaming queries, seconds each")
+def test_a_damaged_batch_stops_a_query_or_is_passed_over(spark, tmp_path):
+    """One that has read from the stream before, as far as it was whole."""
+    folder = tmp_path / "log"
+    query = Query(spark, str(folder), tmp_path, startingOffsets="earliest")
+    with mainstem.open(folder) as hub:
+        fill(hub, count=100, shards=1)
+    assert query.run() == list(range(100))
+    with mainstem.open(folder) as hub:
+        append(hub, "orders", 100, 400, batch=50)
+    torn = tear_out(folder, "orders", 0, 320)
+    assert (torn.base, torn.end) == (300, 350)
+    with pytest.raises(PySparkException, match=r"shard 0: records 300 to 349 are gone \(damaged, .*failOnDataLoss="):
+        query.run()
+    whole = [*range(300), *range(350, 500)]
+    assert query.run(failOnDataLoss="false") == whole
+    # It is not met again.
+    assert query.run() == whole
 
 
 @pytest.mark.slow("a streaming query")
