@@ -1,5 +1,6 @@
 """What tests of Spark share: streams with rows whose sums are known, and batches that are torn out of them."""
 
+import os
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+import mainstem
 from mainstem.log.ledger.base import Entry
 from mainstem.log.ledger.sqlite.reader import SqliteLedgerReader
 
@@ -65,3 +67,19 @@ def tear_out(folder: Path, stream: str, shard: int, offset: int) -> Entry:
     entry = entry_of(folder, stream, shard, offset)
     overwrite(folder, entry.block, entry.position, entry.length)
     return entry
+
+
+def make_half_spoilt(folder: Path) -> None:
+    """A log with a stream `wide` of 30 rows, `id` and `n` from 0 on. Between them is a wide column `blob` that cannot
+    be read, of no batch: whoever asks for it too meets a loss."""
+    with mainstem.open(folder) as hub, hub.producer() as producer:
+        hub.streams.create("wide", schema={"id": "int64", "blob": "binary", "n": "int64"})
+        for first in range(0, 30, 10):
+            ids = range(first, first + 10)
+            blobs = [os.urandom(20_000) for _ in ids]
+            producer.send_batch("wide", pa.table({"id": ids, "blob": blobs, "n": ids}))
+            producer.flush()
+    for first in range(0, 30, 10):
+        entry = entry_of(folder, "wide", 0, first)
+        assert (entry.base, entry.end) == (first, first + 10)
+        overwrite(folder, entry.block, entry.position + entry.length // 2, 1_000)

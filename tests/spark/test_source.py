@@ -24,7 +24,7 @@ from mainstem.spark.progress import INITIAL
 from mainstem.spark.reading import Partition, parts_for
 from mainstem.spark.source import BatchReader, MainstemSource, PushdownReader
 from mainstem.spark.stream import StreamReader
-from tests.spark.parts import BEGIN, SCHEMA, fill, rows, tear_out
+from tests.spark.parts import BEGIN, SCHEMA, fill, make_half_spoilt, rows, tear_out
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
@@ -143,6 +143,26 @@ def test_columns_by_option_and_by_schema(spark, orders):
     assert narrowed.agg(f.sum("id"), f.max("_offset")).first()[0] == 20_000 * 19_999 // 2
     wider = spark.read.format("mainstem").option("hub", folder).schema("id DECIMAL(20, 0)").load("orders")
     assert wider.agg(f.max("id")).first()[0] == Decimal(19_999)
+
+
+def test_columns_that_are_not_asked_for_are_not_read(spark, tmp_path):
+    """One of them cannot be read."""
+    folder = str(tmp_path / "log")
+    make_half_spoilt(tmp_path / "log")
+    reader = spark.read.format("mainstem").option("hub", folder)
+    narrowed = {
+        "columns": table(spark, folder, "wide", columns="n, id"),
+        "columns and metadata": table(spark, folder, "wide", columns="n, id", includeMetadata="true"),
+        "schema": reader.schema("n LONG, id LONG").load("wide"),
+        "schema of another type, and metadata": reader.schema("_offset LONG, n DOUBLE, id LONG").load("wide"),
+        "where": table(spark, folder, "wide", columns="n, id", where="id >= 0 AND n < 100"),
+    }
+    for name, frame in narrowed.items():
+        assert sorted(map(tuple, frame.select("n", "id").collect())) == [(number, number) for number in range(30)], name
+    # Control: who asks for it, and who takes of everything the same two.
+    for frame in (table(spark, folder, "wide", columns="blob"), table(spark, folder, "wide").select("n", "id")):
+        with pytest.raises(PySparkException, match=r"are gone \(damaged"):
+            frame.collect()
 
 
 def test_columns_are_named_by_options_or_by_a_schema(orders):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import mainstem
 from mainstem.core.errors import InvalidCursor, InvalidSetting
@@ -25,7 +27,7 @@ from mainstem.spark.progress import (
 )
 from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Run
-from tests.spark.parts import SCHEMA, append, fill, tear_out
+from tests.spark.parts import SCHEMA, append, fill, make_half_spoilt, tear_out
 from tests.spark.queries import Query
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -98,6 +100,28 @@ def test_a_damaged_batch_stops_a_query_or_is_passed_over(spark, tmp_path):
     assert query.run(failOnDataLoss="false") == whole
     # It is not met again.
     assert query.run() == whole
+
+
+@pytest.mark.slow("three streaming queries")
+def test_a_query_reads_no_columns_that_it_does_not_ask_for(spark, tmp_path):
+    """One of them cannot be read."""
+    make_half_spoilt(tmp_path / "log")
+
+    def reader(**options: str) -> DataStreamReader:
+        given = {"hub": str(tmp_path / "log"), "startingOffsets": "earliest", **options}
+        return spark.readStream.format("mainstem").options(**given)
+
+    def run(rows: DataFrame, name: str) -> list[tuple[int, int]]:
+        writing = rows.select("n", "id").writeStream.format("memory").queryName(name).trigger(availableNow=True)
+        writing.option("checkpointLocation", str(tmp_path / name)).start().awaitTermination(100)
+        return sorted(map(tuple, spark.table(name).collect()))
+
+    whole = [(number, number) for number in range(30)]
+    assert run(reader().schema("n LONG, id LONG, _offset LONG").load("wide"), "by_schema") == whole
+    assert run(reader(columns="n, id").load("wide"), "by_option") == whole
+    # Control: who takes of everything the same two.
+    with pytest.raises(PySparkException, match=r"are gone \(damaged"):
+        run(reader().load("wide"), "everything")
 
 
 @pytest.mark.slow("a streaming query")
