@@ -336,6 +336,31 @@ def _counted(started: list[int], session, *given, **options):
     return session(*given, **options)
 
 
+def test_a_folder_that_a_server_has_is_refused_with_what_to_use(shop, state, tmp_path, capfd):
+    """By jobs that write to it, before they do anything."""
+    folder = str(shop.folder)
+    within = ("--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z")
+    into = ("stock", str(tmp_path / "notes"), *within, "--into", "fixed", "--columns", "item")
+    jobs = (("replay", into), ("compact", ("stock", "--older-than", "0s", "--file-bytes-min", "1")))
+    for job, given in jobs:
+        assert run(["job", "run", job, *given, "--data", folder]) == 5
+        (said,) = capfd.readouterr().err.splitlines()
+        assert said.startswith(f"mainstem: {folder} is being written by process {shop.pid}; ")
+        assert "If that is a server (mainstem serve), go through it by its address" in said
+        assert said.endswith("; use --url to go through the server that has it")
+        assert f"let a server have it (mainstem serve --data {folder})" in said or job == "compact"
+    assert [*(shop.folder / "staging").rglob("*"), *shop.folder.rglob("*.parquet")] == []
+    assert not state.exists()
+    assert list((tmp_path / "notes").rglob("*.json")) == []
+    with mainstem.connect(shop.url) as hub:
+        assert hub.streams.get("fixed").records == 0
+    # Through the server both are done.
+    for job, given in jobs:
+        assert run(["job", "run", job, *given, "--url", shop.url]) == 0
+    with mainstem.connect(shop.url) as hub:
+        assert hub.streams.get("fixed").records == 100
+
+
 def test_how_long_ago_is_asked_once(shop, tmp_path, capfd):
     given = ("stock", str(tmp_path / "t"), "--start", "1h", "--url", shop.url)
     assert run(["job", "run", "warehouse", *given]) == 0
