@@ -191,6 +191,19 @@ def test_progress_needs_a_server(tmp_path, is_written):
             StreamReader(options, types.to_spark(SCHEMA))
 
 
+@pytest.mark.slow("two streaming queries")
+def test_a_query_that_is_a_group_goes_through_the_server(spark, server, tmp_path):
+    """Not past it, though the folder is here."""
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=10)
+        query = Query(spark, str(server.folder), tmp_path, startingOffsets="earliest", group="lake")
+        with pytest.raises(PySparkException, match=rf"is a folder.*\(mainstem serve --data {server.folder}\).*7070"):
+            query.run()
+        assert hub.groups.list() == []
+        assert Query(spark, server.url, tmp_path, startingOffsets="earliest", group="lake").run() == list(range(10))
+        assert [group.name for group in hub.groups.list()] == ["lake"]
+
+
 # Without Spark.
 
 
