@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import mainstem.spark
+from mainstem.spark import origin
 from mainstem.testing.server import ServerProcess
 
 # Spark starts a process for everything that it does; beside a busy test on each core they take their time.
@@ -53,6 +54,16 @@ def state(tmp_path, monkeypatch) -> Path:
     """Where jobs that have no table keep their manifests: not with those of whoever runs the tests."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "mainstem"
+
+
+@pytest.fixture(autouse=True)
+def kept_ports() -> Iterator[None]:
+    """A driver keeps its ports. Those to servers that have ended with their test would go on trying, and say so beside
+    what a later test prints."""
+    yield
+    for access, folder in list(origin._PORTS._open):
+        if not folder:
+            origin._PORTS.drop(access, folder)
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The audit: what was sent beside what is there, in the log and in a table."""
 
 import shutil
-import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -28,6 +26,7 @@ from mainstem.spark.jobs.tasks import no_step
 from mainstem.spark.jobs.warehouse import warehouse
 from mainstem.testing.server import ServerProcess
 from tests.spark.lakes import CutShort, cut_at
+from tests.spark.parts import tear_out
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each audit is a job of Spark")]
 
@@ -53,18 +52,14 @@ def fill(hub: Hub, count: int, windows: int = 6, counts: str | None = "10s") -> 
             producer.flush()
 
 
-def tear_out(folder: Path, hub: Hub, key: bytes) -> tuple[int, int, int]:
-    """Overwrite the batch with the records of a key in its block, which the ledger does not notice; where it was."""
+def tear_out_doomed(folder: Path, hub: Hub) -> tuple[int, int, int]:
+    """The seven of key `doomed`, and nothing else; where they were."""
     with hub.consumer("orders", start="earliest", follow=False) as consumer:
-        places = [(record.shard, record.offset) for record in consumer if record.key == key]
+        places = [(record.shard, record.offset) for record in consumer if record.key == b"doomed"]
     shard, first = places[0]
     assert places == [(shard, first + number) for number in range(7)]
-    with closing(sqlite3.connect(folder / "ledger.db")) as ledger:
-        sql = "SELECT block, position, length FROM entries WHERE stream = ? AND shard = ? AND base = ? AND span = 7"
-        block, position, length = ledger.execute(sql, (hub.streams.get("orders").id, shard, first)).fetchone()
-    with (folder / "blocks" / f"{block:016d}.block").open("r+b") as file:
-        file.seek(position)
-        file.write(bytes(length))
+    torn = tear_out(folder, "orders", shard, first)
+    assert (torn.base, torn.end) == (first, first + 7)
     return shard, first, first + 7
 
 
@@ -114,7 +109,7 @@ def test_k27_the_audit_finds_what_is_missing_and_where(spark, tmp_path, state):
             lake.delete(f"_shard = {row['_shard']} AND _offset = {row['_offset']}")
         write_deltalake(str(table), pa.Table.from_pylist(doubled, lake.to_pyarrow_table().schema), mode="append")
         # And seven are torn out of the log, behind the back of its ledger.
-        torn = tear_out(tmp_path / "data", hub, b"doomed")
+        torn = tear_out_doomed(tmp_path / "data", hub)
         assert hub.streams.get("orders").records == 60_000
         result = run(since=START)
         assert differing(result) == [(2, "read", -7), (3, "table", -7), (4, "table", 5)]

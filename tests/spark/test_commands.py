@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,9 @@ from deltalake import DeltaTable, write_deltalake
 
 import mainstem
 from mainstem.cli.app import run
+from mainstem.hub.hub import Hub
 from mainstem.log.cold_maker import cold_files
+from mainstem.testing.server import ServerProcess
 from tests.spark.conftest import SOURCE
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each command is a job of Spark")]
@@ -50,6 +53,101 @@ def test_sql_prints_a_table_or_json(folder, capfd):
     assert "2 rows, and there are more: see --limit" in error
     assert run(["sql", "SELECT '' AS a, string(null) AS b", *data]) == 0
     assert [line.split() for line in capfd.readouterr().out.splitlines()] == [["a", "b"], ["NULL"]]
+
+
+OF_THE_LAST_HOUR = "SELECT country, sum(amount) FROM orders WHERE ts > now() - interval 1 hour GROUP BY country"
+
+
+def sell(hub: Hub) -> None:
+    """Twelve orders, one every ten minutes until now."""
+    schema = {"country": "string", "amount": "decimal(10, 2)", "ts": "timestamp"}
+    hub.streams.create("orders", shards=2, schema=schema)
+    now = datetime.now(UTC)
+    with hub.producer() as producer:
+        for number in range(12):
+            at = now - number * timedelta(minutes=10)
+            row = {"country": ("DE", "FR")[number % 2], "amount": number, "ts": at}
+            producer.send("orders", row, shard=number // 6)
+
+
+@pytest.fixture
+def sold(spark, server):
+    """A server with these orders."""
+    with mainstem.connect(server.url) as hub:
+        sell(hub)
+    return server
+
+
+def test_sql_asks_a_server(sold, capfd):
+    assert run(["sql", OF_THE_LAST_HOUR, "--url", sold.url]) == 0
+    check_of_the_last_hour(capfd)
+
+
+def test_sql_asks_a_server_as_who_one_is(spark, tmp_path, capfd, monkeypatch):
+    with mainstem.open(tmp_path / "data") as hub:
+        sell(hub)
+        hub.access.create_token("root", admin=True)
+        for name, allowed in (("reader", "read:orders"), ("stranger", "read:others")):
+            (tmp_path / name).write_text(hub.access.create_token(name, allow=[allowed]).secret)
+    with ServerProcess(tmp_path / "data") as server:
+        asked = ["sql", OF_THE_LAST_HOUR, "--url", server.url]
+        assert run(asked) == 5
+        out, error = capfd.readouterr()
+        assert (out, "this server wants a token" in error) == ("", True)
+        # To who may not see a stream there is none.
+        assert run([*asked, "--token-file", str(tmp_path / "stranger")]) == 3
+        assert "no stream is called 'orders'" in capfd.readouterr().err
+        assert run([*asked, "--token-file", str(tmp_path / "reader")]) == 0
+        check_of_the_last_hour(capfd)
+        # By settings.
+        monkeypatch.setenv("MAINSTEM_TOKEN_FILE", str(tmp_path / "reader"))
+        monkeypatch.setenv("MAINSTEM_URL", server.url)
+        assert run(asked[:2]) == 0
+        check_of_the_last_hour(capfd)
+
+
+def check_of_the_last_hour(capfd: pytest.CaptureFixture[str]) -> None:
+    """That this was printed, and nothing else."""
+    out, error = capfd.readouterr()
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert [head, *sorted(rows)] == [["country", "sum(amount)"], ["DE", "6.00"], ["FR", "9.00"]]
+    assert re.fullmatch(r"2 rows; \d+\.\d s\n", error)
+
+
+def test_sql_reads_parquet_files_beside_a_server(sold, spark, capfd):
+    """By Spark's own reader, as soon as every record is in one; that the folder is the server's is proven."""
+
+    def asked() -> tuple[list[list[str]], bool, bool]:
+        statement = "SELECT country, count(*) AS many, sum(amount) AS total FROM orders GROUP BY 1 ORDER BY 1"
+        assert run(["sql", statement, "--url", sold.url]) == 0
+        rows = [line.split() for line in capfd.readouterr().out.splitlines()[1:]]
+        plan = last_plan(spark)
+        return rows, "Scan parquet" in plan, "BatchScan" in plan
+
+    rows = [["DE", "6", "30.00"], ["FR", "6", "36.00"]]
+    assert asked() == (rows, False, True)
+    given = ("--older-than", "0s", "--file-bytes-min", "1", "--url", sold.url)
+    assert run(["job", "run", "compact", "orders", *given]) == 0
+    assert capfd.readouterr().out.startswith("compact: 12 records of orders in 2 files, ")
+    assert asked() == (rows, True, False)
+    # A folder of that name in which another writer's word stands is not taken for it.
+    note = sold.folder / "lock"
+    own = note.read_text()
+    note.write_text("process 1\nanother\n")
+    assert asked() == (rows, False, True)
+    note.write_text(own)
+    assert asked() == (rows, True, False)
+    with mainstem.connect(sold.url) as hub, hub.producer() as producer:
+        producer.send("orders", {"country": "DE", "amount": 5, "ts": START})
+    assert asked() == ([["DE", "7", "35.00"], rows[1]], False, True)
+
+
+def last_plan(spark) -> str:
+    """Of what Spark has executed last."""
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    listed = spark._jsparkSession.sharedState().statusStore().executionsList()
+    last = max((listed.apply(index) for index in range(listed.size())), key=lambda each: each.executionId())
+    return str(last.physicalPlanDescription())
 
 
 # What Spark and PySpark say when they start, unless they are told not to.
@@ -236,6 +334,31 @@ def test_what_is_wrong_is_told_by_its_option_before_anything_is_begun(shop, stat
 def _counted(started: list[int], session, *given, **options):
     started.append(1)
     return session(*given, **options)
+
+
+def test_a_folder_that_a_server_has_is_refused_with_what_to_use(shop, state, tmp_path, capfd):
+    """By jobs that write to it, before they do anything."""
+    folder = str(shop.folder)
+    within = ("--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z")
+    into = ("stock", str(tmp_path / "notes"), *within, "--into", "fixed", "--columns", "item")
+    jobs = (("replay", into), ("compact", ("stock", "--older-than", "0s", "--file-bytes-min", "1")))
+    for job, given in jobs:
+        assert run(["job", "run", job, *given, "--data", folder]) == 5
+        (said,) = capfd.readouterr().err.splitlines()
+        assert said.startswith(f"mainstem: {folder} is being written by process {shop.pid}; ")
+        assert "If that is a server (mainstem serve), go through it by its address" in said
+        assert said.endswith("; use --url to go through the server that has it")
+        assert f"let a server have it (mainstem serve --data {folder})" in said or job == "compact"
+    assert [*(shop.folder / "staging").rglob("*"), *shop.folder.rglob("*.parquet")] == []
+    assert not state.exists()
+    assert list((tmp_path / "notes").rglob("*.json")) == []
+    with mainstem.connect(shop.url) as hub:
+        assert hub.streams.get("fixed").records == 0
+    # Through the server both are done.
+    for job, given in jobs:
+        assert run(["job", "run", job, *given, "--url", shop.url]) == 0
+    with mainstem.connect(shop.url) as hub:
+        assert hub.streams.get("fixed").records == 100
 
 
 def test_how_long_ago_is_asked_once(shop, tmp_path, capfd):

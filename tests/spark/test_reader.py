@@ -28,7 +28,7 @@ from mainstem.spark.progress import INITIAL
 from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Port, RunsCall
 from mainstem.transport.sharing import CommitCursorsCall
-from tests.spark.parts import SCHEMA, append, fill, rows
+from tests.spark.parts import SCHEMA, append, fill, rows, tear_out
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -197,6 +197,24 @@ def test_what_is_trimmed_under_a_planned_batch_is_told(orders, caplog):
     assert (told["lost"], told["trimmed"]) == (["shard 0: 0 to 99"], ["shard 0: 100 to 149"])
     assert ids(patient, end, told) == []
     assert patient.latestOffset(told, ReadAllAvailable()) == told
+
+
+def test_what_a_task_finds_damaged_is_in_its_log(tmp_path, caplog):
+    folder = tmp_path / "log"
+    with mainstem.open(folder) as hub:
+        fill(hub, count=1_000, shards=1, batch=100)
+    torn = tear_out(folder, "orders", 0, 350)
+    source = reader(str(folder), startingOffsets="earliest", failOnDataLoss="false")
+    start = source.initialOffset()
+    end = source.latestOffset(start, ReadAllAvailable())
+    assert ids(source, start, end) == [*range(300), *range(400, 1_000)]
+    where = f"blocks/{torn.block:016d}.block at byte {torn.position}"
+    lost = f"stream 'orders' shard 0: records 300 to 399 are gone (damaged, {where})"
+    assert caplog.messages == [f'records are lost; the query goes on after them reason="{lost}"']
+    strict = reader(str(folder), startingOffsets="earliest")
+    with pytest.raises(DataLoss, match=r"records 300 to 399 are gone \(damaged") as met:
+        ids(strict, start, end)
+    assert (met.value.shard, met.value.first, met.value.last, met.value.reason) == (0, 300, 399, "damaged")
 
 
 class Between:

@@ -281,6 +281,7 @@ def test_what_is_wrong_says_what_to_do(spark, served):
         written(frame(spark, count=1).withColumn("_shard", f.lit(7)), served)
 
 
+@pytest.mark.slow("the folder is waited for as long as another job may have it")
 def test_a_folder_that_another_process_writes_is_refused(spark, served):
     served.create("orders", schema=SCHEMA)
     with pytest.raises(PySparkException, match=r"mainstem serve --data"):
@@ -297,7 +298,7 @@ class Query:
         self._spark = spark
         self._place = place
         self.files = folder / "files"
-        self.files.mkdir()
+        self.files.mkdir(exist_ok=True)
         self.checkpoint = folder / "checkpoint"
 
     def add(self, name: str, first: int, count: int) -> None:
@@ -426,6 +427,20 @@ def test_a_new_checkpoint_is_another_job(query, place):
     shutil.rmtree(query.checkpoint)
     query.run()
     assert ids(place) == sorted([*range(10)] * 2)
+
+
+@pytest.mark.slow("the folder is waited for as long as another job may have it")
+def test_a_query_into_a_folder_that_another_process_writes_is_refused(spark, served, tmp_path):
+    served.create("orders", schema=SCHEMA)
+    query = Query(spark, Place(served.folder, None), tmp_path)
+    query.add("f0", 0, 10)
+    said = rf"let a server have it \(mainstem serve --data {served.folder}\) and write through that: option hub="
+    with pytest.raises(PySparkException, match=said):
+        query.run()
+    assert (served.rows("orders"), served.staged()) == ([], [])
+    # Through the server the same query goes on, with what it could not write.
+    Query(spark, served, tmp_path).run()
+    assert ids(served) == list(range(10))
 
 
 def test_complete_mode_says_what_to_do(spark, served, tmp_path):

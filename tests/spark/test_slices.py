@@ -17,7 +17,7 @@ from mainstem.spark.origin import Access, Origin
 from mainstem.spark.slices import Slice, balance, joined, read, slices_of
 from mainstem.testing.server import ServerProcess
 from mainstem.transport.port import GetStreamCall, RunsCall
-from tests.spark.parts import append, fill, rows
+from tests.spark.parts import append, fill, make_half_spoilt, rows
 
 ONE_DAY = "day >= TIMESTAMP '2026-01-10 00:00:00Z' AND day < TIMESTAMP '2026-01-11 00:00:00Z'"
 pytestmark = pytest.mark.xdist_group("spark")
@@ -101,6 +101,24 @@ def test_metadata_and_columns(folder):
     everything = ["id", "x", "v", "day", "_shard", "_offset", "_timestamp", "_key", "_headers"]
     (batch,) = read(piece, everything)
     assert batch.schema.names == everything
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_columns_that_are_not_asked_for_are_not_read(tmp_path, is_seen):
+    """One of them cannot be read: neither where the folder is seen, nor by the server for who does not see it."""
+    make_half_spoilt(tmp_path / "log")
+    with ServerProcess(tmp_path / "log") as server:
+        access = Access.to(server.url)
+        (piece,) = joined(list_slices(access, "wide"))
+        piece = piece if is_seen else replace(piece, origin=Origin(access))
+        assert isinstance(origin.opened_near(piece.origin), FolderPort if is_seen else RemotePort)
+        for columns in (["n"], ["n", "_offset"]):
+            (batch,) = read(piece, columns)
+            assert batch.to_pydict() == {name: [*range(30)] for name in columns}
+        # Control.
+        for everything in (None, ["n", "blob"]):
+            with pytest.raises(DataLoss, match="damaged"):
+                list(read(piece, everything))
 
 
 def test_older_rows_come_in_the_newest_schema(folder):

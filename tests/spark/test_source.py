@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import re
 from decimal import Decimal
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from mainstem.spark.progress import INITIAL
 from mainstem.spark.reading import Partition, parts_for
 from mainstem.spark.source import BatchReader, MainstemSource, PushdownReader
 from mainstem.spark.stream import StreamReader
-from tests.spark.parts import BEGIN, SCHEMA, fill, rows
+from tests.spark.parts import BEGIN, SCHEMA, fill, make_half_spoilt, rows, tear_out
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("Spark starts processes for what it is asked first")]
 
@@ -142,6 +143,26 @@ def test_columns_by_option_and_by_schema(spark, orders):
     assert narrowed.agg(f.sum("id"), f.max("_offset")).first()[0] == 20_000 * 19_999 // 2
     wider = spark.read.format("mainstem").option("hub", folder).schema("id DECIMAL(20, 0)").load("orders")
     assert wider.agg(f.max("id")).first()[0] == Decimal(19_999)
+
+
+def test_columns_that_are_not_asked_for_are_not_read(spark, tmp_path):
+    """One of them cannot be read."""
+    folder = str(tmp_path / "log")
+    make_half_spoilt(tmp_path / "log")
+    reader = spark.read.format("mainstem").option("hub", folder)
+    narrowed = {
+        "columns": table(spark, folder, "wide", columns="n, id"),
+        "columns and metadata": table(spark, folder, "wide", columns="n, id", includeMetadata="true"),
+        "schema": reader.schema("n LONG, id LONG").load("wide"),
+        "schema of another type, and metadata": reader.schema("_offset LONG, n DOUBLE, id LONG").load("wide"),
+        "where": table(spark, folder, "wide", columns="n, id", where="id >= 0 AND n < 100"),
+    }
+    for name, frame in narrowed.items():
+        assert sorted(map(tuple, frame.select("n", "id").collect())) == [(number, number) for number in range(30)], name
+    # Control: who asks for it, and who takes of everything the same two.
+    for frame in (table(spark, folder, "wide", columns="blob"), table(spark, folder, "wide").select("n", "id")):
+        with pytest.raises(PySparkException, match=r"are gone \(damaged"):
+            frame.collect()
 
 
 def test_columns_are_named_by_options_or_by_a_schema(orders):
@@ -468,24 +489,51 @@ def test_mistakes_are_named(spark, orders):
         table(spark, folder, where="ammount > 5").collect()
 
 
-def test_loss_fails_the_read_or_is_passed_over(spark, orders):
+def test_loss_fails_the_read_or_is_passed_over(spark, telling, orders):
     hub, folder = orders
     info = hub.streams.get("orders")
     begin = str(mainstem.Cursor(info.uuid, info.epoch, (0, 0)))
     hub.streams.trim("orders", offset=100, shard=0)
     with pytest.raises(PySparkException, match="shard 0: records 0 to 99 are gone"):
         table(spark, folder, startingOffsets=begin).count()
-    logging = "spark.sql.pyspark.worker.logging.enabled"
-    spark.conf.set(logging, "true")
-    try:
-        assert table(spark, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
-        told = {row.msg for row in spark.tvf.python_worker_logs().where("logger = 'mainstem.spark'").collect()}
-    finally:
-        spark.conf.set(logging, "false")
+    assert table(telling, folder, startingOffsets=begin, failOnDataLoss="false").count() == 19_900
     # The planner alone has met it.
     lost = "stream 'orders' shard 0: records 0 to 99 are gone (trimmed)"
-    assert told == {f'records are lost; the query goes on after them reason="{lost}"'}
+    assert told_by(telling) == [f'records are lost; the query goes on after them reason="{lost}"']
     assert table(spark, folder).count() == 19_900
+
+
+def test_a_damaged_batch_fails_the_read_or_is_passed_over(telling, tmp_path):
+    folder = tmp_path / "log"
+    with mainstem.open(folder) as hub:
+        fill(hub, count=20_000)
+        with hub.consumer("orders", start="earliest", follow=False) as consumer:
+            there = {(record.shard, record.offset): record.value["id"] for record in consumer}
+    torn = tear_out(folder, "orders", 1, 1_234)
+    lost = {there.pop((1, offset)) for offset in range(torn.base, torn.end)}
+    assert 0 < len(lost) < 1_000
+    gone = f"stream 'orders' shard 1: records {torn.base} to {torn.end - 1} are gone (damaged, blocks/"
+    with pytest.raises(PySparkException, match=re.escape(gone) + r'.*; with the option failOnDataLoss="false"'):
+        table(telling, str(folder)).collect()
+    assert told_by(telling) == []
+    rows = table(telling, str(folder), failOnDataLoss="false", columns="id")
+    assert sorted(row["id"] for row in rows.collect()) == sorted(there.values())
+    # By the one task that has met it.
+    (said,) = told_by(telling)
+    assert said.startswith(f'records are lost; the query goes on after them reason="{gone}')
+
+
+@pytest.fixture
+def telling(spark):
+    """A session that keeps what Spark's Python processes log."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    return session
+
+
+def told_by(session) -> list[str]:
+    """What the source has said in these processes."""
+    return [row.msg for row in session.tvf.python_worker_logs().where("logger = 'mainstem.spark'").collect()]
 
 
 def _planned_bytes(reader: BatchReader) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import mainstem
 from mainstem.core.errors import InvalidCursor, InvalidSetting
@@ -25,7 +27,7 @@ from mainstem.spark.progress import (
 )
 from mainstem.spark.stream import StreamReader
 from mainstem.transport.port import Run
-from tests.spark.parts import SCHEMA, append, fill
+from tests.spark.parts import SCHEMA, append, fill, make_half_spoilt, tear_out
 from tests.spark.queries import Query
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -78,6 +80,48 @@ def test_loss_stops_a_query_or_is_in_its_progress(spark, tmp_path):
             query.run()
         assert query.run(failOnDataLoss="false") == [*range(100), *range(150, 200)]
         assert any("shard 0: 100 to 149" in json.dumps(each["sources"]) for each in query.progress)
+
+
+@pytest.mark.slow("three streaming queries, seconds each")
+def test_a_damaged_batch_stops_a_query_or_is_passed_over(spark, tmp_path):
+    """One that has read from the stream before, as far as it was whole."""
+    folder = tmp_path / "log"
+    query = Query(spark, str(folder), tmp_path, startingOffsets="earliest")
+    with mainstem.open(folder) as hub:
+        fill(hub, count=100, shards=1)
+    assert query.run() == list(range(100))
+    with mainstem.open(folder) as hub:
+        append(hub, "orders", 100, 400, batch=50)
+    torn = tear_out(folder, "orders", 0, 320)
+    assert (torn.base, torn.end) == (300, 350)
+    with pytest.raises(PySparkException, match=r"shard 0: records 300 to 349 are gone \(damaged, .*failOnDataLoss="):
+        query.run()
+    whole = [*range(300), *range(350, 500)]
+    assert query.run(failOnDataLoss="false") == whole
+    # It is not met again.
+    assert query.run() == whole
+
+
+@pytest.mark.slow("three streaming queries")
+def test_a_query_reads_no_columns_that_it_does_not_ask_for(spark, tmp_path):
+    """One of them cannot be read."""
+    make_half_spoilt(tmp_path / "log")
+
+    def reader(**options: str) -> DataStreamReader:
+        given = {"hub": str(tmp_path / "log"), "startingOffsets": "earliest", **options}
+        return spark.readStream.format("mainstem").options(**given)
+
+    def run(rows: DataFrame, name: str) -> list[tuple[int, int]]:
+        writing = rows.select("n", "id").writeStream.format("memory").queryName(name).trigger(availableNow=True)
+        writing.option("checkpointLocation", str(tmp_path / name)).start().awaitTermination(100)
+        return sorted(map(tuple, spark.table(name).collect()))
+
+    whole = [(number, number) for number in range(30)]
+    assert run(reader().schema("n LONG, id LONG, _offset LONG").load("wide"), "by_schema") == whole
+    assert run(reader(columns="n, id").load("wide"), "by_option") == whole
+    # Control: who takes of everything the same two.
+    with pytest.raises(PySparkException, match=r"are gone \(damaged"):
+        run(reader().load("wide"), "everything")
 
 
 @pytest.mark.slow("a streaming query")
@@ -145,6 +189,19 @@ def test_progress_needs_a_server(tmp_path, is_written):
         options = read_options({"hub": str(folder), "stream": "orders", "group": "g"}, streaming=True)
         with pytest.raises(InvalidSetting, match=f"is a folder.* start one .mainstem serve --data {folder}.*"):
             StreamReader(options, types.to_spark(SCHEMA))
+
+
+@pytest.mark.slow("two streaming queries")
+def test_a_query_that_is_a_group_goes_through_the_server(spark, server, tmp_path):
+    """Not past it, though the folder is here."""
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=10)
+        query = Query(spark, str(server.folder), tmp_path, startingOffsets="earliest", group="lake")
+        with pytest.raises(PySparkException, match=rf"is a folder.*\(mainstem serve --data {server.folder}\).*7070"):
+            query.run()
+        assert hub.groups.list() == []
+        assert Query(spark, server.url, tmp_path, startingOffsets="earliest", group="lake").run() == list(range(10))
+        assert [group.name for group in hub.groups.list()] == ["lake"]
 
 
 # Without Spark.

@@ -284,6 +284,7 @@ def _who_writes(path: Path, note: Path) -> str:
     if holder == f"process {os.getpid()}":
         return f"{path} is open in this process already; use that hub, or open the folder with read_only=True"
     return (
-        f"{path} is being written by {holder}; only one process writes a data folder. Connect to it "
-        "(mainstem.connect), open the folder with read_only=True, or stop that process first"
+        f"{path} is being written by {holder}; only one process writes a data folder. If that is a server (mainstem "
+        "serve), go through it by its address, such as mainstem://127.0.0.1:7070 (in Python mainstem.connect); else "
+        "open the folder with read_only=True, or stop that process first"
     )
