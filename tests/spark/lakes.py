@@ -1,10 +1,14 @@
 """What tests of jobs share: tables read back, runs that are cut short, and what is left of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
+
+from mainstem.core.checksum import crc32c
+from mainstem.spark.jobs.manifest import Manifest
 
 # Every step between which a run can be killed, in their order.
 STEPS = ("settled", "planned", "prepared", "write", "wrote", "written", "committed", "done")
@@ -31,6 +35,17 @@ def cut_at(step: str, number: int = 1) -> Callable[[str, int, int], None]:
 def table_of(folder: Path) -> pa.Table:
     """Everything in a Delta table."""
     return pa.table(DeltaTable(str(folder)).to_pyarrow_table())
+
+
+def check_files(loads: Iterable[Manifest], *folders: Path) -> None:
+    """Every file that the manifests of these loads name is in one of the folders, with its rows, bytes and checksum."""
+    files = [file for load in loads for file in load.files]
+    assert files
+    for file in files:
+        (path,) = (folder / file.path for folder in folders if (folder / file.path).exists())
+        content = path.read_bytes()
+        rows = len(pq.read_table(pa.BufferReader(content)))
+        assert (file.rows, file.bytes, file.crc32c) == (rows, len(content), crc32c(content)), path
 
 
 def strays(folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from mainstem.hub.hub import Hub
 from mainstem.log.cold_maker import cold_files
 from mainstem.testing.server import ServerProcess
 from tests.spark.conftest import SOURCE
+from tests.unit.cli.test_progress import Prompt, Terminal, words_of
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow("each command is a job of Spark")]
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -405,6 +406,38 @@ def test_replay_goes_into_a_table_or_another_stream(shop, tmp_path, capfd):
     assert "\nwrote 0 rows, to stream fixed\n" in capfd.readouterr().out
     with mainstem.connect(shop.url) as hub:
         assert hub.streams.get("fixed").records == 100
+
+
+def test_the_steps_of_every_job_are_shown_on_a_terminal(shop, tmp_path, monkeypatch):
+    """Jobs name their steps, and the command knows these names."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("rich.progress.Progress", Prompt)
+    with mainstem.connect(shop.url) as hub, hub.producer(counts="10s") as producer:
+        hub.streams.create("sold", schema={"item": "int64"}, retention="3650d")
+        producer.send("sold", {"item": 1}, timestamp=START)
+    within = ("--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z")
+    again = ("replay", "stock", str(tmp_path / "r"), *within, "--replace")
+    records = ("records 0%", "records 100%", "tasks of Spark 0%", "tasks of Spark 100%")
+    for given, shown in (
+        (("warehouse", "stock", str(tmp_path / "w")), (*records, "making large files of small ones 100%")),
+        (("warehouse", "stock", str(tmp_path / "u"), "--mode", "upsert"), records),
+        (("snapshot", "stock", str(tmp_path / "s")), records),
+        (again, records),
+        (again, (*records, "comparing with the version before 100%")),
+        (("audit", "sold"), ("parts compared 0%", "parts compared 100%")),
+        (
+            ("compact", "stock", "--older-than", "0s", "--file-bytes-min", "1"),
+            ("ranges of records 0%", "ranges of records 100%"),
+        ),
+    ):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert run(["job", "run", *given, "--url", shop.url]) == 0, terminal.getvalue()
+        words = words_of(terminal.getvalue())
+        assert words.startswith(f"{given[0]}: starting Spark ")
+        for each in shown:
+            assert each in words, (given, each)
 
 
 def test_a_token_that_is_asked_for_is_not_for_jobs(spark, capfd):

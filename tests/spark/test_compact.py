@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 
 import mainstem
-from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import FolderLocked, FolderUnusable, TableUnusable
 from mainstem.log.cold_maker import cold_files
@@ -15,7 +14,7 @@ from mainstem.spark.jobs.compact import _made, compact, read_cold, span_of
 from mainstem.spark.jobs.manifest import Manifests
 from mainstem.spark.jobs.tasks import no_step
 from mainstem.transport.port import ColdPlan, ColdTask
-from tests.spark.lakes import CutShort, cut_at
+from tests.spark.lakes import CutShort, check_files, cut_at
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -61,9 +60,8 @@ def test_compacted_by_tasks_of_spark(spark, server, state):
     ends = [max(offset for shard, offset, _, _ in before if shard == each) + 1 for each in range(2)]
     assert Cursor.parse(load.start).offsets == (0, 0)
     assert list(Cursor.parse(load.end).offsets) == ends
+    check_files([load], server.folder)
     for file in load.files:
-        content = (server.folder / file.path).read_bytes()
-        assert (len(content), crc32c(content)) == (file.bytes, file.crc32c)
         assert json.loads(file.stats)["numRecords"] == file.rows
 
 

@@ -1,7 +1,11 @@
 """`mainstem job`: jobs from the command line, with what they print and how they end."""
 
+import contextlib
 import json
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,16 +16,46 @@ import pytest
 
 import mainstem
 from tests.spark.lakes import table_of
+from tests.unit.cli.test_progress import words_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
+COMMAND = (sys.executable, "-m", "mainstem", "job")
+SECONDS_MAX = 110
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false pyspark-shell", **more}
+
+
 def job(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false pyspark-shell"}
-    command = [sys.executable, "-m", "mainstem", "job", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=110)
+    command = [*COMMAND, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=SECONDS_MAX)
     assert done.returncode == code, done.stderr
+    # Bars are for terminals.
+    assert not set("\x1b\r━") & set(done.stdout + done.stderr), done.stderr
     return done
+
+
+def drawn(*arguments: str) -> str:
+    """What a job writes to a terminal that is its standard error."""
+    master, slave = pty.openpty()
+    there = environment(TERM="xterm", COLUMNS="120")
+    deadline, seen = time.monotonic() + SECONDS_MAX, b""
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=slave, env=there) as process:
+        os.close(slave)
+        try:
+            # A terminal that nobody has open any more cannot be read.
+            with contextlib.suppress(OSError):
+                while select.select([master], [], [], max(0, deadline - time.monotonic()))[0]:
+                    seen += os.read(master, 1 << 16)
+        finally:
+            os.close(master)
+            process.kill()
+    text = seen.decode(errors="replace")
+    assert process.returncode == 0, text
+    return text
 
 
 def test_the_jobs_are_listed():
@@ -53,6 +87,26 @@ def test_a_job_is_run_and_its_loads_are_listed(tmp_path):
     assert wrong.startswith("mainstem: partition (--partition) must be one of none, shard, day, hour, not 'week'")
 
 
+@pytest.mark.slow("starts Spark in a process of its own")
+def test_a_terminal_shows_how_far_a_job_is(tmp_path):
+    with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
+        hub.streams.create("clicks", shards=2, schema={"id": "int64"}, key="id")
+        producer.send_many("clicks", [{"id": number} for number in range(3_000)])
+    given = ("warehouse", "clicks", str(tmp_path / "t"), "--data", str(tmp_path / "log"), "--load-rows", "1000")
+    bars, shown, after = drawn("run", *given).rpartition("\x1b[?25h")
+    assert table_of(tmp_path / "t").num_rows == 3_000
+    assert shown, "the cursor is back"
+    assert "━" in bars
+    assert "━" not in after
+    words = words_of(bars)
+    assert words.startswith("warehouse: starting Spark ")
+    shares = [int(share) for share in re.findall(r"warehouse: records (\d+)%", words)]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 1, "it moves with the loads"
+    # What is drawn last.
+    assert re.search(r"warehouse: making large files of small ones 100% \S+ tasks of Spark 100% ", words), words
+
+
 @pytest.mark.slow("starts Spark in a process of its own, twice")
 def test_a_job_that_is_interrupted_says_so_and_goes_on(tmp_path):
     with mainstem.open(tmp_path / "log") as hub, hub.producer() as producer:
@@ -60,7 +114,7 @@ def test_a_job_that_is_interrupted_says_so_and_goes_on(tmp_path):
         producer.send_many("clicks", [{"id": number} for number in range(20_000)])
     table = tmp_path / "t"
     given = ("run", "warehouse", "clicks", str(table), "--data", str(tmp_path / "log"))
-    command = [sys.executable, "-m", "mainstem", "job", *given, "--load-rows", "200"]
+    command = [*COMMAND, *given, "--load-rows", "200"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 100
         while len(list((table / "_delta_log").glob("*.json"))) < 3:

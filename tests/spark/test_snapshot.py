@@ -10,9 +10,10 @@ from deltalake import DeltaTable
 import mainstem
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, InvalidCursor, InvalidSetting
+from mainstem.spark.jobs.catalogue import loads_of
 from mainstem.spark.jobs.snapshot import ROWS, TOMBSTONES, snapshot
 from mainstem.spark.jobs.warehouse import warehouse
-from tests.spark.lakes import CutShort, cut_at, strays, table_of
+from tests.spark.lakes import CutShort, check_files, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -84,6 +85,12 @@ def test_the_state_at_a_cursor_and_what_changed_since(tmp_path, spark, monkeypat
         assert (done.rows_read, done.rows_written) == (6_000, len(shop.state))
         assert tombstones_of(tmp_path / "all") == (gone_before | shop.gone) - set(shop.state)
         assert done.rows_deleted == len(tombstones_of(tmp_path / "all"))
+        # What was done is in the manifest: from where to where, how much, and every file of both tables.
+        (load,) = loads_of(tmp_path / "all")
+        assert (Cursor.parse(load.start).offsets, load.end) == ((0, 0, 0, 0, 0), done.end)
+        assert (load.rows_read, load.rows_written, load.rows_deleted) == (6_000, done.rows_written, done.rows_deleted)
+        assert sum(file.rows for file in load.files) == done.rows_written + done.rows_deleted
+        check_files([load], tmp_path / "all" / ROWS, tmp_path / "all" / TOMBSTONES)
 
         earlier = snapshot(tmp_path / "log", "stock", tmp_path / "earlier", at=middle, spark=spark)
         assert earlier.rows_read == 3_000

@@ -21,7 +21,6 @@ from deltalake import DeltaTable
 
 import mainstem
 from mainstem.core.batch import TIME_US_MAX
-from mainstem.core.checksum import crc32c
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import (
     DataLoss,
@@ -32,6 +31,7 @@ from mainstem.core.errors import (
     UndecodedRecords,
 )
 from mainstem.spark.jobs.audit import audit
+from mainstem.spark.jobs.catalogue import loads_of
 from mainstem.spark.jobs.lake import SMALL_FILES_MAX, Mode
 from mainstem.spark.jobs.loading import Loading
 from mainstem.spark.jobs.manifest import Manifests
@@ -41,7 +41,7 @@ from mainstem.spark.jobs.replay import replay
 from mainstem.spark.jobs.snapshot import snapshot
 from mainstem.spark.jobs.warehouse import warehouse
 from mainstem.transport.port import MomentCall
-from tests.spark.lakes import STEPS, CutShort, cut_at, strays, table_of
+from tests.spark.lakes import STEPS, CutShort, check_files, cut_at, strays, table_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -99,7 +99,9 @@ def test_every_run_loads_what_is_new(log, tmp_path, spark):
     assert len(set(zip(found["_shard"].to_pylist(), found["_offset"].to_pylist(), strict=True))) == 3_500
     manifests = list(Manifests(table, f"warehouse-{log.streams.get('orders').uuid}").all())
     assert [(one.number, one.state, one.rows_written) for one in manifests] == [(1, "done", 3_000), (2, "done", 500)]
+    assert [(one.start, one.end) for one in manifests] == [(done.start, done.end), (more.start, more.end)]
     assert sum(file.rows for one in manifests for file in one.files) == 3_500
+    check_files(manifests, table)
     assert strays(table) == []
 
 
@@ -230,6 +232,7 @@ def test_late_rows_go_to_the_partition_of_their_time(log, tmp_path, spark):
     assert all(day == ts.date() for day, ts in zip(found["_date"].to_pylist(), found["ts"].to_pylist(), strict=True))
     assert found.num_rows == 3_020
     assert DeltaTable(str(table)).partitions()[0].keys() == {"_date"}
+    check_files(loads_of(table), table)
 
 
 @pytest.mark.slow("a run cut short at each of its steps, and one more for each")
@@ -403,6 +406,9 @@ def test_a_query_makes_the_rows(log, tmp_path, spark):
     assert found.column_names == ["id", "twice", "hour", "_offset"]
     assert found["hour"].to_pylist() == [f"{time:%H}" for time in orders(0, 3_000)["ts"].to_pylist()[::3]]
     assert elsewhere.conf.get("spark.sql.session.timeZone") == "Asia/Kolkata"
+    (load,) = loads_of(table)
+    assert (load.rows_read, load.rows_written, sum(file.rows for file in load.files)) == (3_000, 1_000, 1_000)
+    check_files([load], table)
     with pytest.raises(
         InvalidSetting, match=r"^sql: [^\n]*contry(?:(?!Project|\\n).)*; the rows are the table `orders`$"
     ):
@@ -866,9 +872,7 @@ def test_an_upsert_says_what_its_merge_did(tmp_path, spark):
     # Files of the merges, those of runs that were killed among them, each with its checksum.
     assert [sum(file.rows for file in one.files) for one in manifests[:2]] == [1, 2]
     assert [bool(one.files) for one in manifests] == [True, True, True, False, True]
-    for file in (file for one in manifests for file in one.files):
-        content = (table / file.path).read_bytes()
-        assert (file.bytes, file.crc32c) == (len(content), crc32c(content))
+    check_files(manifests, table)
     newest = {file.path for file in manifests[-1].files}
     assert newest <= {Path(path).name for path in DeltaTable(str(table)).file_uris()}
 

@@ -6,12 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mainstem.access.action import Action
+from mainstem.access.principal import ANONYMOUS
 from mainstem.consume.feed import Feed
 from mainstem.core.errors import (
     Busy,
     InvalidRequest,
     MainstemError,
     ProtocolError,
+    Unauthenticated,
 )
 from mainstem.core.events import Event
 from mainstem.core.limits import (
@@ -30,7 +32,8 @@ from mainstem.server.gate import Gate
 from mainstem.server.subscription import PushSubscription
 from mainstem.server.toll import Toll
 from mainstem.transport.connection import FramedConnection
-from mainstem.transport.port import Answer, CommitCall, GetStreamCall, MembershipCall
+from mainstem.transport.guarding import CreateTokenCall
+from mainstem.transport.port import Answer, Call, CommitCall, GetStreamCall, MembershipCall
 from mainstem.transport.wire import (
     VERSION,
     VERSION_MIN,
@@ -68,6 +71,8 @@ class Session:
         # Calls and requests of members that wait for an answer.
         self.in_flight = 0
         self._calls_in_flight = 0
+        # Those of them that make a token.
+        self._tokens_in_flight = 0
         # Requests of members of groups that wait for an answer.
         self._members_waiting = 0
         self._welcomed = False
@@ -141,7 +146,15 @@ class Session:
     def look_at_rights(self) -> None:
         """What may be done may have changed: Unauthenticated if that is everything, and who may not read any more is
         not sent anything more."""
-        if not self.gate.look():
+        try:
+            is_changed = self.gate.look()
+        except Unauthenticated:
+            # Who makes the first token is told by the answer that it is in force, and by nothing else. What is asked
+            # meanwhile is refused.
+            if self.gate.principal != ANONYMOUS or not self._tokens_in_flight:
+                raise
+            is_changed = True
+        if not is_changed:
             return
         for id_, subscription in tuple(self.subscriptions.items()):
             try:
@@ -200,9 +213,10 @@ class Session:
             return
         self.in_flight += 1
         self._calls_in_flight += 1
+        self._tokens_in_flight += isinstance(call, CreateTokenCall)
         if self._calls_in_flight >= CALLS_IN_FLIGHT_MAX and self.connection is not None:
             self.connection.pause("calls")
-        self._server.run_call(self, call, partial(self._answer_call, message.id))
+        self._server.run_call(self, call, partial(self._answer_call, message.id, call))
 
     def _on_member(self, id_: int, call: MembershipCall | CommitCall) -> None:
         """A member's request is answered when there is something to say, and holds nobody up meanwhile."""
@@ -218,9 +232,10 @@ class Session:
         self._members_waiting -= 1
         self._send_answer(id_, answer)
 
-    def _answer_call(self, id_: int, answer: Answer | MainstemError) -> None:
+    def _answer_call(self, id_: int, call: Call, answer: Answer | MainstemError) -> None:
         self.in_flight -= 1
         self._calls_in_flight -= 1
+        self._tokens_in_flight -= isinstance(call, CreateTokenCall)
         if self.connection is not None:
             self.connection.resume("calls")
         self._send_answer(id_, answer)

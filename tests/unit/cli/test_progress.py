@@ -35,12 +35,14 @@ _STEPS = {
 }
 
 
-class _Terminal(io.StringIO):
+class Terminal(io.StringIO):
+    """Keeps what is drawn."""
+
     def isatty(self) -> bool:
         return True
 
 
-class _Prompt(Progress):
+class Prompt(Progress):
     """Draws at once, not some time soon."""
 
     def update(self, *given, **more) -> None:
@@ -50,17 +52,17 @@ class _Prompt(Progress):
 
 @pytest.mark.parametrize("job", _STEPS)
 def test_each_step_of_a_job_is_in_words(monkeypatch, job):
-    terminal = _Terminal()
+    terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr("rich.progress.Progress", _Prompt)
+    monkeypatch.setattr("rich.progress.Progress", Prompt)
     with job_progress(job) as on_step:
         on_step("start", 0, 1)
         for step, words in _STEPS[job]:
             before = len(terminal.getvalue())
             on_step(*step)
-            assert words in _read(terminal.getvalue()[before:])
-    assert f"{job}: starting Spark" in _read(terminal.getvalue())
+            assert words in words_of(terminal.getvalue()[before:])
+    assert f"{job}: starting Spark" in words_of(terminal.getvalue())
 
 
 def test_where_nobody_watches_nothing_is_written(capsys):
@@ -69,7 +71,7 @@ def test_where_nobody_watches_nothing_is_written(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def _read(drawn: str) -> str:
+def words_of(drawn: str) -> str:
     """The words that were drawn, without the bars."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
     return " ".join(re.sub(r"[━╸╺]+", " ", text).split())

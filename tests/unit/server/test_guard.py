@@ -1,20 +1,22 @@
 """The guard as other listeners meet it, and the share that clients of the native protocol are told."""
 
+import threading
+
 import pytest
 
 from mainstem.access.administration import AccessAdministration
 from mainstem.access.principal import Principal
 from mainstem.access.token import mint
-from mainstem.core.errors import Forbidden, QuotaExceeded, ServerStopping, Unauthenticated
+from mainstem.core.errors import Forbidden, MainstemError, QuotaExceeded, ServerStopping, Unauthenticated
 from mainstem.core.sampling import is_kept
 from mainstem.log.access_rows import AccessRows
 from mainstem.server.door import Door, Visitor
 from mainstem.server.gate import Gate
 from mainstem.transport.guarding import CreateTokenCall, DeleteRuleCall, Quota, RevokeTokenCall, Rule, SetQuotaCall
-from mainstem.transport.port import Answer, DeleteStreamCall, GetStreamCall, ListStreamsCall
+from mainstem.transport.port import Answer, Call, DeleteStreamCall, GetStreamCall, ListStreamsCall
 from mainstem.transport.wire import VERSION, Kind, Share, Subscribe, error_from
 from tests.formats.golden import numbered
-from tests.unit.server.parts import Client, Rig, come_to, create, run, send_append, serving
+from tests.unit.server.parts import SECONDS_MAX, Client, Rig, come_to, create, last_error, run, send_append, serving
 
 ALICE = (Rule("allow", "alice", "read", "orders"), Rule("allow", "alice", "write", "orders"))
 
@@ -135,6 +137,45 @@ def test_a_right_that_is_taken_back_between_two_looks_ends_the_subscription(tmp_
             assert isinstance(error_from(message.header), Forbidden)
 
     run(body)
+
+
+def test_who_makes_the_first_token_has_its_answer(tmp_path, monkeypatch):
+    """It is in force before the answer is on its way, and whoever is nobody from then on is told to go."""
+
+    async def body() -> None:
+        async with serving(tmp_path) as rig:
+            stream = await create(await (await rig.connect()).hello(), "orders")
+            client = await (await rig.connect()).hello(version=VERSION)
+            await client.send(Kind.SUBSCRIBE, 9, Subscribe(stream, [0], None, 1 << 20))
+            held = threading.Event()
+            rig.on_close.append(held.set)
+
+            def seen(principal: Principal, address: str, call: Call, answer: Answer) -> Answer:
+                held.wait(SECONDS_MAX)
+                return answer
+
+            monkeypatch.setattr(rig.server.guard, "seen", seen)
+            made, rule = mint(), Rule("allow", "root", "all")
+            await client.send(Kind.CALL, 7, CreateTokenCall(made.id, made.digest, "root", (), 0, (rule,)))
+            await come_to(lambda: rig.server.guard.authority.is_guarded)
+            rig.look()
+            # What it had is over, and it gets nothing more.
+            assert await error_of(client, 9, Unauthenticated)
+            await client.send(Kind.CALL, 8, DeleteStreamCall("orders"))
+            assert await error_of(client, 8, Unauthenticated)
+            held.set()
+            message = await client.next()
+            assert (message.kind, message.id) == (Kind.ANSWER, 7)
+            rig.look()
+            assert isinstance(await last_error(client), Unauthenticated)
+
+    run(body)
+
+
+async def error_of(client: Client, id_: int, kind: type[MainstemError]) -> bool:
+    """Whether the next message is an error of this kind, about a request."""
+    message = await client.next_but(Kind.PONG)
+    return (message.kind, message.id) == (Kind.ERROR, id_) and isinstance(error_from(message.header), kind)
 
 
 def test_an_append_waits_for_its_turn_and_holds_nothing_when_its_client_is_gone(tmp_path):

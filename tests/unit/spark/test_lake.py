@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
+from mainstem.core.checksum import crc32c
 from mainstem.core.errors import SchemaMismatch, TableUnusable
 from mainstem.core.limits import MIB
 from mainstem.spark.jobs import part_files
@@ -315,6 +316,15 @@ def test_files_are_closed_at_their_size(tmp_path):
     small = Partitioning("none")
     files, _ = write_parts(_target(lake.folder, small, file_bytes=1), 0, [_rows(0, 300_000), _rows(0, 300_000)])
     assert [file.rows for file in files] == [300_000, 300_000]
+
+
+def test_a_checksum_is_of_the_whole_file(tmp_path, monkeypatch):
+    """However many pieces it is read in."""
+    monkeypatch.setattr(part_files, "_CHUNK_BYTES", 1_000)
+    (file,), _ = write_parts(_target(tmp_path, Partitioning("none")), 0, [_rows(0, 5_000)])
+    content = (tmp_path / file.path).read_bytes()
+    assert len(content) > 3_000
+    assert (file.bytes, file.crc32c) == (len(content), crc32c(content))
 
 
 def test_many_partitions_take_bounded_memory_and_a_file_each(tmp_path, monkeypatch):
