@@ -193,7 +193,6 @@ def _daemon(logs: Path, name: str, kind: str, *arguments: str) -> Iterator[str]:
     environment = {
         **os.environ,
         "JAVA_HOME": str(find_java().home),
-        "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": _PATHS,
         "SPARK_LAUNCHER_OPTS": _JAVA,
         "SPARK_WORKER_DIR": str(logs / f"work of {name}"),
