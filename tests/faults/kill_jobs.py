@@ -7,16 +7,19 @@ Each trial is one kill, of one of these:
 - a driver that runs all nine, when each has come to one of its steps: the Python process alone, or with its JVM;
 - an executor of a cluster, while a task of one job writes.
 
-After each kill every table can be read. At the end each job runs twice more, undisturbed: every table and the other
+After each kill every table can be read. At the end the jobs run more than twice, undisturbed: every table and the other
 stream are what the stream says, no row is missing, none is there twice, the audit agrees, and nothing is left over or
-open.
+open. What each job reports in that life are the steps at which it was killed: others are a finding.
 """
 
+import itertools
+import json
 import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -46,21 +49,28 @@ _TOMBSTONES_PER_TRIAL: Final = 50
 _LOAD_ROWS: Final = 1_500
 _SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _LOAD: Final = ("load", "planned", "prepared", "write", "wrote", "written", "committed", "done")
+# Where delta-rs has committed, and that is not known to be on disk yet, and then where it is.
+_COMPACTION: Final = ("compact", "compacted", "compact end")
+_VACUUM: Final = ("vacuum", "vacuumed", "vacuum end")
+# The step of a job that is inside its vacuum: delta-rs has told the table's log that it deletes files.
+DELETING: Final = "deleting"
 # The steps of each job, beside the one inside its tasks.
 JOBS: Final = {
-    "append": ("settled", *_LOAD, "compact"),
-    "upsert": ("settled", *_LOAD),
-    "snapshot": ("settled", *_LOAD[:-2], "tombstones", *_LOAD[-2:]),
-    "sql": ("settled", *_LOAD, "compact"),
+    "append": ("settled", *_LOAD, *_COMPACTION, "vacuum", DELETING, "vacuumed", "vacuum end"),
+    "upsert": ("settled", *_LOAD, *_COMPACTION, *_VACUUM),
+    "snapshot": ("settled", *_LOAD[:-2], "tombstones", *_LOAD[-2:], *_VACUUM),
+    "sql": ("settled", *_LOAD, *_COMPACTION),
     "replay": ("settled", *_LOAD),
-    "replace": ("settled", *_LOAD, "compare"),
-    "into": ("settled", *_LOAD),
+    "replace": ("settled", *_LOAD, "compare", "compare end"),
+    "into": ("settled", *_LOAD[:-2], "delivered", *_LOAD[-2:]),
     "compact": ("settled", *(step for step in _LOAD[:-2] if step != "prepared"), "swap", *_LOAD[-2:]),
     "audit": ("settled", *(step for step in _LOAD if step != "prepared")),
 }
 # One for each step of the job that has most of them, and one with all of them inside a task.
 DRIVER_KILLS: Final = max(map(len, JOBS.values())) + 1
 CHUNK: Final = DRIVER_KILLS + len(JOBS)
+# Steps that take their time, and of which the end is one, too.
+_LASTING: Final = ("compact", "compare", "vacuum")
 # Of jobs that do several loads, and there are at least two: the second may be the one.
 _OF_MANY_LOADS: Final = ("append", "upsert", "sql", "replay", "into")
 # What jobs write, in the folder of their tables.
@@ -92,6 +102,16 @@ def gaps(seed: int, life: int) -> dict[str, str]:
     if turn == DRIVER_KILLS - 1:
         return dict.fromkeys(JOBS, striking.TASK)
     return {job: steps[(place - turn) % len(steps)] for place, (job, steps) in enumerate(JOBS.items())}
+
+
+def unlike_table(reported: Mapping[str, Collection[str]]) -> list[str]:
+    """Steps that jobs report, and at which nobody is killed, and the other way round."""
+    wrong = []
+    for job, steps in JOBS.items():
+        found, known = {*reported.get(job, ())}, {*steps} - {DELETING}
+        wrong += [f"{job} reports {step!r}, and nobody is killed there" for step in sorted(found - known)]
+        wrong += [f"{job} never reports {step!r}" for step in sorted(known - found)]
+    return wrong
 
 
 class _Chunk:
@@ -130,19 +150,33 @@ class _Chunk:
             if trials > len(lives):
                 self._kill_executors(trials - len(lives))
             before = open_parts(self._server.url)
-            # Twice: what is done is not done again. The audit looks at the rest.
-            others = [job for job in JOBS if job != "audit"]
-            with drivers.told({**self._orders(others, others), "audit": True}) as driver:
-                answer = driver.answer()
-                if answer != "done":
-                    self._find(f"undisturbed, the jobs failed: {answer} {driver.said()}")
-                    return
+            if not self._do_rest(drivers):
+                return
         self._result.acknowledged += sum(self._hub.streams.get(STREAM).ends)
         for text in [*self._checked(), *left_open(self._server.url, before if trials < CHUNK else 0)]:
             self._find(text)
 
+    def _do_rest(self, drivers: Drivers) -> bool:
+        """What is left, and then some more, of which every job has something to report; then nothing: what is done is
+        not done again. The audit looks at the rest."""
+        others = [job for job in JOBS if job != "audit"]
+        reported = self._folder / "reported"
+        with drivers.told(self._orders(others)) as driver:
+            answer = driver.answer()
+            if answer == "done":
+                self._write(is_new=True)
+                driver.tell_more({**self._orders(others, others), "audit": True, "reported": str(reported)})
+                answer = driver.answer()
+            if answer != "done":
+                self._find(f"undisturbed, the jobs failed: {answer} {driver.said()}")
+                return False
+        for text in unlike_table(json.loads(reported.read_text())):
+            self._find(text)
+        return True
+
     def _kill_driver(self, drivers: Drivers, steps: dict[str, str]) -> None:
-        self._write()
+        # Where nothing is merged, a file comes to those that there are, and there are some to compact.
+        self._write(is_new=steps["upsert"] == "compacted")
         chosen = {job: (step, self._after(job, step)) for job, step in steps.items()}
         victims = self._rng.choice(("driver", "jvm driver"))
         if striking.TASK in steps.values():
@@ -180,7 +214,7 @@ class _Chunk:
 
     def _after(self, job: str, step: str) -> int:
         """How many loads a job may do before it comes to its step: of one only if it has two to do."""
-        repeats = job in _OF_MANY_LOADS and step not in ("settled", "compact", striking.TASK)
+        repeats = job in _OF_MANY_LOADS and step in (*_LOAD, "delivered")
         after = self._rng.randrange(2) if repeats and self._backlog[job] > 2 * _LOAD_ROWS else 0
         self._backlog[job] = max(0, self._backlog[job] - (after + 1) * _LOAD_ROWS)
         return after
@@ -197,18 +231,19 @@ class _Chunk:
     def _find(self, text: str) -> None:
         self._result.add_finding(f"seed {self._seed}: {text}")
 
-    def _write(self) -> None:
+    def _write(self, *, is_new: bool = False) -> None:
         """More rows, no two with the same value, and then some tombstones: both in the order of their offsets, and each
-        in batches of its own, which are not in one cold file."""
+        in batches of its own, which are not in one cold file. With `is_new` each is of a key of its own."""
+        items = map(f"new{self._sent}-{{}}".format, itertools.count()) if is_new else iter(self._item, "")
         with self._hub.producer(counts="1h") as producer:
             for _ in range(_ROWS_PER_TRIAL):
-                item = self._item()
+                item = next(items)
                 self._state[item] = self._sent
                 self._gone.discard(item)
                 producer.send(STREAM, {"item": item, "left": self._sent}, timestamp=self._time())
                 self._sent += 1
             for _ in range(_TOMBSTONES_PER_TRIAL):
-                item = self._item()
+                item = next(items)
                 self._state.pop(item, None)
                 self._gone.add(item)
                 producer.send(STREAM, None, key=item.encode(), timestamp=self._time())
@@ -309,6 +344,10 @@ def _rows(table: Path) -> pa.Table:
 
 def obey(spark: Any, orders: dict[str, Any]) -> None:
     """Run jobs, those of a round all at once."""
+    from mainstem.spark.jobs import lake
+
+    # Two files are made one, so that there is always something to compact and to vacuum.
+    lake.SMALL_FILES_MAX = 1  # type: ignore[misc]
     strikes = Path(os.environ[striking.VARIABLE])
     striking.disarm(strikes)
     if "steps" in orders:
@@ -325,6 +364,9 @@ def obey(spark: Any, orders: dict[str, Any]) -> None:
             raise failed[0]
     if orders.get("audit"):
         run_job("audit", spark, orders, is_last=True)
+    if "reported" in orders:
+        told = {job: sorted(steps) for job, steps in _reported.items()}
+        Path(orders["reported"]).write_text(json.dumps(told))
 
 
 def _try_job(job: str, spark: Any, orders: dict[str, Any], failed: list[BaseException]) -> None:
@@ -342,10 +384,10 @@ def run_job(job: str, spark: Any, orders: dict[str, Any], *, is_last: bool = Fal
     from mainstem.spark.jobs.warehouse import warehouse
 
     hub, lake, notes = orders["hub"], Path(orders["lake"]), Path(orders["notes"])
-    given: dict[str, Any] = {"spark": spark, "on_step": _stepping(job)}
+    given: dict[str, Any] = {"spark": spark, "on_step": _stepping(job, lake / job)}
     until = _SINCE + timedelta(days=2)
     if job == "snapshot":
-        snapshot(hub, STREAM, lake / job, **given)
+        snapshot(hub, STREAM, lake / job, vacuum="0s", **given)
     elif job == "replay":
         replay(hub, STREAM, lake / job, since=_SINCE, until=until, load_rows=_LOAD_ROWS, **given)
     elif job == "into":
@@ -364,16 +406,43 @@ def run_job(job: str, spark: Any, orders: dict[str, Any], *, is_last: bool = Fal
         assert result.is_good, result.reconciliation
     else:
         mode: Any = job
-        warehouse(hub, STREAM, lake / job, mode=mode, load_rows=_LOAD_ROWS, **given)
+        warehouse(hub, STREAM, lake / job, mode=mode, load_rows=_LOAD_ROWS, vacuum="0s", **given)
 
 
-def _stepping(job: str) -> Any:
+# What the jobs of this process have reported.
+_reported: Final[dict[str, set[str]]] = defaultdict(set)
+
+
+def _stepping(job: str, table: Path) -> Any:
     def on_step(name: str, done: int, total: int) -> None:
-        # Steps that take their time are told again and again: their beginning counts.
-        if name not in ("write", "compact", "compare") or done == 0:
-            striking.come_to(job, name)
+        step = _step(name, done, total)
+        if step is None:
+            return
+        _reported[job].add(step)
+        striking.come_to(job, step)
+        if step == "vacuum" and striking.comes_last(job, DELETING):
+            Thread(target=_come_in_vacuum, args=(job, _next_commit(table)), daemon=True).start()
 
     return on_step
+
+
+def _step(name: str, done: int, total: int) -> str | None:
+    """A step of the table; None if it is the one before once more."""
+    if name in _LASTING and done == total:
+        return f"{name} end"
+    return None if name == "write" and done else name
+
+
+def _come_in_vacuum(job: str, commit: Path) -> None:
+    while not commit.exists():
+        pass
+    striking.come_to(job, DELETING)
+
+
+def _next_commit(table: Path) -> Path:
+    """What a table's log gets next."""
+    log = table / "_delta_log"
+    return log / f"{max(int(path.stem) for path in log.glob('*.json')) + 1:020d}.json"
 
 
 if __name__ == "__main__":

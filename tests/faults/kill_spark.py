@@ -6,7 +6,7 @@ kill, of one of these:
 
 - a driver: its JVM gets SIGKILL when every pipeline has come to a step of the sink, or the copy to one of the source,
   alone, so that the Python processes at the step go on without it, or together with them; the next driver takes up what
-  is left;
+  is left. Where the step is one of an abort, tasks of the batch have failed as often as Spark tries them;
 - an executor of a cluster, with one pipeline at one step of a task;
 - a Python process of an executor, likewise.
 
@@ -27,6 +27,7 @@ from threading import Thread
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -56,6 +57,8 @@ from tests.faults.trials import Trials
 _IN_TASKS: Final = ("before writing", "while writing", "after writing")
 # Only where the destination is a folder: inside the commit that copies what was staged into the log.
 IN_FOLDERS: Final = ("before copying", "while copying", "copied", "before closing")
+# Only of a batch of which tasks fail: between what is let go by name and what is behind it, and where all is.
+_IN_ABORTS: Final = ("after the abort", "while aborting")
 STEPS: Final = (
     # Those that follow a commit first: there a batch is run again.
     "after the commit",
@@ -66,6 +69,7 @@ STEPS: Final = (
     "before copying",
     "before the commit",
     *_IN_TASKS,
+    *_IN_ABORTS,
 )
 COPY: Final = "copy served"
 PIPELINES: Final = ("query served", "query beside", "frames served", "frames beside", COPY)
@@ -74,7 +78,7 @@ SOURCE_STEPS: Final = ("planned", "published", "before publishing", "before plan
 COPY_STEPS: Final = dict(
     zip(
         STEPS,
-        (*SOURCE_STEPS, "after the commit", "before the clearing", "before the commit", *_IN_TASKS),
+        (*SOURCE_STEPS, "after the commit", "before the clearing", "before the commit", *_IN_TASKS, *_IN_ABORTS),
         strict=True,
     )
 )
@@ -142,7 +146,7 @@ class _Chunk:
     def _kill_driver(self, drivers: Drivers, step: str, victims: str) -> None:
         names = [name for name in PIPELINES if name == COPY or step not in IN_FOLDERS or name.endswith("beside")]
         # The batch that the life before did not come to the end of, or one after it.
-        steps = {name: (COPY_STEPS[step] if name == COPY else step, self._rng.randrange(2)) for name in names}
+        steps = {name: self._placed(COPY_STEPS[step] if name == COPY else step) for name in names}
         for name, (_, after) in steps.items():
             # What is published is the end of a batch that is done: one more for the next life.
             self._pipelines[name].add_files(after + (name == COPY))
@@ -151,6 +155,10 @@ class _Chunk:
         with drivers.told(orders) as driver:
             driver.answer()
             self._count(orders, driver)
+
+    def _placed(self, step: str) -> tuple[str, int]:
+        """A step, and how many batches come to it before that one. A query ends with one that is aborted."""
+        return step, 0 if step in _IN_ABORTS else self._rng.randrange(2)
 
     def _kill_on_cluster(self, trials: int) -> None:
         with cluster(self._folder) as master:
@@ -334,6 +342,10 @@ class _Come:
     def __call__(self, step: str) -> None:
         striking.come_to(self._party, step, self._strikes)
 
+    @property
+    def is_to_abort(self) -> bool:
+        return striking.step_of(self._party, self._strikes) in _IN_ABORTS
+
     def prepare(self) -> None:
         """Put steps into the commit too, once in a process, which commits for one pipeline only."""
         from mainstem.hub import folder_staging
@@ -351,6 +363,7 @@ class _Come:
         striking.wrap(folder_staging._Copying, "add", _coming_when_staged)
         striking.wrap(LogPort, "close", _coming(""), _coming("before closing"))
         striking.wrap(Destination, "discard_up_to", _coming(""), _coming("before the clearing"))
+        striking.wrap(Destination, "discard", _coming("while aborting"))
 
     # Whoever works in this process.
     now: "_Come"
@@ -375,7 +388,17 @@ def _written(sink: StreamSink | BatchSink, come: _Come, iterator: Iterator[pa.Re
     come("before writing")
     message = sink.write(half())
     come("after writing")
+    task: Any = TaskContext.get()
+    if come.is_to_abort and task.partitionId() == 0:
+        # What it has staged nobody is told of.
+        raise RuntimeError("this task is to fail")
     return message
+
+
+def _aborted(come: _Come, abort: Callable[..., None], *given: Any) -> None:
+    come.prepare()
+    abort(*given)
+    come("after the abort")
 
 
 class _KillingReader(StreamReader):
@@ -418,7 +441,7 @@ class _KillingStreamSink(DataSourceStreamArrowWriter):
         self._come("after the commit")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._sink.abort(messages, batchId)
+        _aborted(self._come, self._sink.abort, messages, batchId)
 
 
 class _KillingBatchSink(DataSourceArrowWriter):
@@ -436,7 +459,7 @@ class _KillingBatchSink(DataSourceArrowWriter):
         self._come("after the commit")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._sink.abort(messages)
+        _aborted(self._come, self._sink.abort, messages)
 
 
 # ---------------------------------------------------------------------------------------------------- the driver

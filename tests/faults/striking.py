@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -50,27 +50,52 @@ def disarm(folder: Path) -> None:
 
 def come_to(party: str, step: str, folder: str | Path | None = None) -> None:
     """Wait here for the others, and do not come back, if a strike says so."""
-    folder = folder or os.environ.get(VARIABLE)
-    if not folder:
+    armed = _armed(folder)
+    chosen, after = armed["steps"].get(party, (None, 0))
+    if chosen != step:
         return
-    try:
-        armed = json.loads((Path(folder) / "armed").read_text())
-    except FileNotFoundError:
-        return
-    chosen, after = armed["steps"].get(party, ("", 0))
     place = Path(armed["place"])
-    if chosen != step or (place / "struck").exists() or not _is_its_turn(place / party, after):
+    if (place / "struck").exists() or not _is_its_turn(place / party, after):
         return
     if armed["victims"] == ["jvm"]:
         # What has lost its driver goes on for as long as it can.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if _have_come(place, armed["steps"]):
+        _strike(place, armed)
+
+
+def comes_last(party: str, step: str) -> bool:
+    """Whether this party is to come to this step, once all others stand at theirs: what comes then is met while it goes
+    on. One party of a strike may come last."""
+    if step_of(party) != step:
+        return False
+    armed = _armed()
+    return _have_come(Path(armed["place"]), armed["steps"].keys() - {party})
+
+
+def step_of(party: str, folder: str | Path | None = None) -> str | None:
+    """To which step a party is to come; None if to none."""
+    found: str | None = _armed(folder)["steps"].get(party, (None, 0))[0]
+    return found
+
+
+def _armed(folder: str | Path | None = None) -> dict[str, Any]:
+    """The strike of now; one of nobody if there is none."""
+    armed: dict[str, Any] = {"steps": {}}
+    if folder := folder or os.environ.get(VARIABLE):
+        with contextlib.suppress(FileNotFoundError):
+            armed = json.loads((Path(folder) / "armed").read_text())
+    return armed
+
+
+def _have_come(place: Path, parties: Iterable[str]) -> bool:
     deadline = time.monotonic() + _MEETING_SECONDS_MAX
-    while not all((place / other).exists() for other in armed["steps"]):
+    while not all((place / party).exists() for party in parties):
         if time.monotonic() > deadline:
-            return
+            return False
         time.sleep(_LOOK_SECONDS)
-    _strike(place, armed)
+    return True
 
 
 def _is_its_turn(marker: Path, after: int) -> bool:

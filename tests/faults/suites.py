@@ -155,7 +155,7 @@ SUITES: dict[str, Suite] = {
     "kill_jobs": Suite(
         kill_jobs.run,
         slice=1,
-        full=4 * kill_jobs.CHUNK,
+        full=3 * kill_jobs.CHUNK,
         chunk=kill_jobs.CHUNK,
         bugs={"forget_loads": 0},
         measures=True,

@@ -58,6 +58,17 @@ def test_every_gap_of_spark_is_met_twice():
     assert len(executors) == 3 * len(kill_spark.PIPELINES) + 1
 
 
+def test_a_step_at_which_nobody_is_killed_is_told():
+    reported = {job: {*steps} - {kill_jobs.DELETING} for job, steps in kill_jobs.JOBS.items()}
+    assert kill_jobs.unlike_table(reported) == []
+    reported["append"].add("tidied")
+    reported["into"].remove("delivered")
+    told = ["append reports 'tidied', and nobody is killed there", "into never reports 'delivered'"]
+    assert kill_jobs.unlike_table(reported) == told
+    del reported["audit"]
+    assert len(kill_jobs.unlike_table(reported)) == 2 + len(kill_jobs.JOBS["audit"])
+
+
 def test_the_page_says_how_often_each_suite_tries():
     page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
     told = {name: int(count.replace(",", "")) for name, count in re.findall(r"(?m)^\| `(\w+)` .* ([\d,]+) \|$", page)}

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 import mainstem
 from mainstem.core.cursor import Cursor
 from mainstem.core.errors import DataLoss, DeliveryRefused, InvalidRecord, InvalidSetting, TableUnusable
+from mainstem.log import staging
 from mainstem.spark.jobs.catalogue import loads_of
 from mainstem.spark.jobs.comparing import Compared
 from mainstem.spark.jobs.lake import Lake
@@ -250,7 +251,8 @@ def test_what_tasks_have_staged_goes_with_a_load_that_fails(server, tmp_path, sp
 @pytest.mark.slow("four replays, through a server and beside a folder")
 @pytest.mark.parametrize("is_served", [True, False])
 def test_a_delivered_load_is_not_done_again_when_its_records_are_gone(is_served, tmp_path, spark):
-    """A run was killed after the log had its load, and before the manifest said so; then the range was trimmed."""
+    """A run was killed after the log had its last load, and before the manifest said so; then the range was trimmed.
+    What its tasks had staged is not left behind."""
     with ServerProcess(tmp_path / "data") if is_served else contextlib.nullcontext() as server:
 
         def opened():
@@ -261,13 +263,16 @@ def test_a_delivered_load_is_not_done_again_when_its_records_are_gone(is_served,
         place = tmp_path / "data" if server is None else server.url
         given = {"since": START, "until": START + HOUR, "into": "copy", "name": "n", "load_rows": 800, "spark": spark}
         with pytest.raises(CutShort):
-            replay(place, "clicks", tmp_path / "state", on_step=cut_at("committed"), **given)
-        (manifest,) = (tmp_path / "state" / "_mainstem" / "replay-n").glob("0*.json")
+            replay(place, "clicks", tmp_path / "state", on_step=cut_at("delivered", 3), **given)
+        manifest = max((tmp_path / "state" / "_mainstem" / "replay-n").glob("0*.json"))
         ends = Cursor.parse(json.loads(manifest.read_text())["end"]).offsets
         with opened() as hub:
             for shard, end in enumerate(ends):
                 hub.streams.trim("clicks", offset=end, shard=shard)
+        staged = tmp_path / "data" / staging.FOLDER
+        assert any(path.is_file() for path in staged.rglob("*")) is not is_served
         replay(place, "clicks", tmp_path / "state", **given)
+        assert [path for path in staged.rglob("*") if path.is_file()] == []
         with opened() as hub:
             assert [row["id"] for row in delivered(hub, "copy")] == list(range(2_000))
 

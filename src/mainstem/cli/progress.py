@@ -15,6 +15,7 @@ _COUNTED: Final = {
 _DOING: Final = {
     "compact": "making large files of small ones",
     "compare": "comparing with the version before",
+    "vacuum": "deleting files that the table needs no more",
 }
 
 

@@ -16,6 +16,8 @@ _STEPS = {
         (("write", 3, 6), "tasks of Spark 50%"),
         (("load", 1_000_000, 1_000_000), "warehouse: records 100%"),
         (("compact", 0, 1), "warehouse: making large files of small ones 100%"),
+        (("compacted", 1, 1), ""),
+        (("vacuum", 0, 1), "warehouse: deleting files that the table needs no more 100%"),
     ],
     "replay": [
         (("load", 0, 10), "replay: records 0%"),

@@ -429,6 +429,18 @@ def test_a_folder_may_have_any_name(tmp_path):
     assert [unquote(uri) for uri in DeltaTable(str(lake.folder)).file_uris()] == [str(file)]
 
 
+def test_a_vacuum_counts_what_it_deletes_itself(tmp_path):
+    """The table's log goes on to know what earlier ones have deleted."""
+    lake = Lake(tmp_path / "t")
+    lake.prepare(SCHEMA, [])
+    for number in (1, 2, 3):
+        files, _ = write_parts(_target(lake.folder, Partitioning("none")), number, [_rows(10 * number, 10)])
+        lake.append(files, "j", number, {}, overwrite=True)
+        assert lake.vacuum(0) == (number > 1)
+    assert lake.vacuum(0) == 0
+    assert len(list(lake.folder.glob("*.parquet"))) == 1
+
+
 def test_rows_take_the_place_of_those_of_their_keys(tmp_path):
     lake = Lake(tmp_path / "t")
     lake.prepare(pa.schema([("_key", pa.binary()), ("x", pa.int64())]), [])

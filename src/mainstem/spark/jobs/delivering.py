@@ -23,7 +23,7 @@ from mainstem.spark.jobs.loading import Attempt, JobResult, Loading, Written
 from mainstem.spark.jobs.loads import Load
 from mainstem.spark.jobs.making import Making
 from mainstem.spark.jobs.records_copied import Copier, rows_of
-from mainstem.spark.jobs.tasks import Answer
+from mainstem.spark.jobs.tasks import Answer, OnStep
 from mainstem.spark.staged_rows import Send, StagedRows, deliver, fingerprint_of, send_rows, stage
 from mainstem.transport.port import StreamInfo
 
@@ -44,7 +44,8 @@ class Redelivery(Loading):
         number = max(done, default=0)
         begun = self.manifests.get(number + 1)
         if begun is not None and self._destination.has(self.name, begun.number):
-            # Its records may be gone by now: it is not made again.
+            # Its records may be gone by now: it is not made again. What its tasks have staged may be there still.
+            self._destination.discard_up_to(self.name, begun.number)
             self.manifests.advance(msgspec.structs.replace(begun, state="done", done_us=self._clock.now_us()))
             number = begun.number
         elif begun is not None:
@@ -70,8 +71,11 @@ class Delivering:
     """Loads staged and committed to a stream, for one run of a job. With a `copier` what is made are records, which it
     sends. One thread."""
 
-    def __init__(self, making: Making, destination: Destination, *, job: str, copier: Copier | None = None) -> None:
+    def __init__(
+        self, making: Making, destination: Destination, *, job: str, on_step: OnStep, copier: Copier | None = None
+    ) -> None:
         self._copier = copier
+        self._on_step = on_step
         self._making = making
         self._destination = destination
         self._job = job
@@ -95,6 +99,7 @@ class Delivering:
     def commit(self, written: Written, number: int, notes: dict[str, Any]) -> Changed:
         """Make the load visible, once."""
         deliver(self._destination, _staged(written.answers), self._job, number)
+        self._on_step("delivered", number, number)
         self._destination.discard_up_to(self._job, number)
         return Changed(written.rows, 0)
 

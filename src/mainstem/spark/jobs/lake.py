@@ -17,6 +17,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
@@ -36,6 +37,7 @@ from mainstem.spark.jobs.bounds import is_unbounded, unbounded
 from mainstem.spark.jobs.columns import missing_columns, renamed
 from mainstem.spark.jobs.manifest import ATTEMPTS, require_marker
 from mainstem.spark.jobs.part_files import WrittenFile, checksummed
+from mainstem.spark.jobs.tasks import OnStep, no_step
 
 # What pathlib leaves of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/")
@@ -368,9 +370,9 @@ class Lake:
             table.alter.set_table_properties(said, raise_if_not_exists=False)
         self.make_durable(before)
 
-    def compact(self, file_bytes: int) -> int:
+    def compact(self, file_bytes: int, on_step: OnStep = no_step) -> int:
         """Make large files of many small ones, partition by partition; how many are gone. Readers and loads that run
-        meanwhile are not disturbed."""
+        meanwhile are not disturbed. It says "compacted" of each partition, before that is on disk."""
         table = self._table()
         before = table.version()
         found = pa.table(table.get_add_actions(flatten=True))
@@ -383,26 +385,31 @@ class Lake:
             counted = small.group_by(keys).aggregate([("path", "count")])
             crowded = counted.filter(pc.greater(counted["path_count"], SMALL_FILES_MAX)).to_pylist()
         gone = 0
-        for row in crowded:
+        for place, row in enumerate(crowded, 1):
             filters = [(name, "=", _value_text(row[f"partition.{name}"])) for name in names]
             with _translated(self.folder):
                 metrics = table.optimize.compact(
                     filters or None, target_size=file_bytes, min_commit_interval=timedelta(0)
                 )
+            on_step("compacted", place, len(crowded))
             before = self.make_durable(before)
             gone += int(metrics["numFilesRemoved"])
         return gone
 
-    def vacuum(self, hours: int) -> int:
+    def vacuum(self, hours: int, on_step: OnStep = no_step) -> int:
         """Delete files that the table has not needed for so many hours; how many. Versions from before cannot be read
         then. Files that a running load has not committed yet stay: they are younger than a day, or were written under
-        the marker of an attempt."""
+        the marker of an attempt. It says "vacuumed" before that is on disk."""
         # Before the table is opened: what is committed after that, it does not know.
         is_whole = hours >= _WHOLE_VACUUM_HOURS and not any(self.folder.glob(f"{ATTEMPTS}/*"))
         table = self._table()
         before = table.version()
+        vacuum = partial(table.vacuum, hours, enforce_retention_duration=False, full=is_whole)
         with _translated(self.folder):
-            gone = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=is_whole)
+            # It names those that an earlier vacuum has deleted, too, for as long as the log knows them.
+            gone = [path for path in vacuum(dry_run=True) if (self.folder / path).exists()]
+            vacuum(dry_run=False)
+        on_step("vacuumed", 1, 1)
         self.make_durable(before)
         return len(gone)
 

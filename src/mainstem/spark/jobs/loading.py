@@ -455,11 +455,13 @@ def vacuum_hours(age: str | None) -> int | None:
     return None if age is None else math.ceil(microseconds(age, "vacuum (--vacuum)") / 3_600_000_000)
 
 
-def vacuumed(result: JobResult, hours: int | None, *lakes: Lake) -> JobResult:
+def vacuumed(result: JobResult, hours: int | None, on_step: OnStep, *lakes: Lake) -> JobResult:
     """With what their tables have not needed for so long deleted, if that is said."""
     if hours is None:
         return result
-    gone = sum(lake.vacuum(hours) for lake in lakes if lake.exists)
+    on_step("vacuum", 0, 1)
+    gone = sum(lake.vacuum(hours, on_step) for lake in lakes if lake.exists)
+    on_step("vacuum", 1, 1)
     return dataclasses.replace(result, vacuumed=gone, table_version=lakes[0].version if lakes[0].exists else -1)
 
 

@@ -136,7 +136,7 @@ def replay(
     work: Delivering | Copying
     if destination is not None:
         copier = Copier(history.info.key) if is_copy else None
-        work = Delivering(making, destination, job=job, copier=copier)
+        work = Delivering(making, destination, job=job, copier=copier, on_step=on_step)
     else:
         work = Copying(
             making, loading.lake, partitioning, job=job, file_bytes=file_bytes, overwrite=replace, since=seen

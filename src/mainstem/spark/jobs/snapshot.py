@@ -103,7 +103,7 @@ def snapshot(
         # What was trimmed since is of that state, too. Shards that came after it had nothing.
         start = history.cursor([0] * len(_parsed(at).offsets))
     result = loading.run_whole(start, end, work.write, work.commit)
-    return vacuumed(result, hours, loading.lake, tombstones)
+    return vacuumed(result, hours, on_step, loading.lake, tombstones)
 
 
 @dataclass(frozen=True, slots=True)

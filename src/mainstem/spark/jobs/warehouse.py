@@ -117,10 +117,10 @@ def warehouse(
     # Also without a load: the run before may have been killed between its last one and this.
     if compact and loading.lake.exists:
         on_step("compact", 0, 1)
-        loading.lake.compact(file_bytes)
+        loading.lake.compact(file_bytes, on_step)
         on_step("compact", 1, 1)
         result = replace(result, table_version=loading.lake.version)
-    return vacuumed(result, hours, loading.lake)
+    return vacuumed(result, hours, on_step, loading.lake)
 
 
 @dataclass(frozen=True, slots=True)
