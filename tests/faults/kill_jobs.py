@@ -7,9 +7,10 @@ Each trial is one kill, of one of these:
 - a driver that runs all nine, when each has come to one of its steps: the Python process alone, or with its JVM;
 - an executor of a cluster, while a task of one job writes.
 
-After each kill every table can be read. At the end the jobs run more than twice, undisturbed: every table and the other
-stream are what the stream says, no row is missing, none is there twice, the audit agrees, and nothing is left over or
-open. What each job reports in that life are the steps at which it was killed: others are a finding.
+After each kill every table can be read. At the end each job runs three times more, undisturbed: every table and the
+other stream are what the stream says, no row is missing, none is there twice, the audit agrees, and nothing is left
+over or open. What each job reports in that life are the steps of `JOBS`: another one, or one that never comes, is a
+finding.
 """
 
 import itertools
@@ -52,7 +53,8 @@ _LOAD: Final = ("load", "planned", "prepared", "write", "wrote", "written", "com
 # Where delta-rs has committed, and that is not known to be on disk yet, and then where it is.
 _COMPACTION: Final = ("compact", "compacted", "compact end")
 _VACUUM: Final = ("vacuum", "vacuumed", "vacuum end")
-# The step of a job that is inside its vacuum: delta-rs has told the table's log that it deletes files.
+# The step that is inside a vacuum, and reported by nobody: delta-rs has told the table's log that it deletes files. One
+# job has it, because it comes last; see `striking.comes_last`.
 DELETING: Final = "deleting"
 # The steps of each job, beside the one inside its tasks.
 JOBS: Final = {
@@ -434,6 +436,7 @@ def _step(name: str, done: int, total: int) -> str | None:
 
 
 def _come_in_vacuum(job: str, commit: Path) -> None:
+    """Come while files are deleted, which takes a few milliseconds."""
     while not commit.exists():
         pass
     striking.come_to(job, DELETING)
