@@ -93,6 +93,7 @@ def test_every_suite_has_a_slice_and_a_bug_that_turns_it_red():
 
 
 @pytest.mark.slow("repeats a suite until chance has shown the bug")
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "bug"), PLANTED)
 def test_a_planted_bug_turns_the_suite_red(name, bug):
     assert is_noticed(name, bug, SUITES[name].bugs[bug])

@@ -209,7 +209,8 @@ def test_a_state_of_before_needs_all_that_was_before(tmp_path, spark):
             hub.streams.trim("stock", offset=later.offsets[shard] - 1, shard=shard)
         starts = hub.streams.get("stock").starts
         for cursor in (first, later):
-            with pytest.raises(DataLoss, match=rf"shard 0: records 0 to {starts[0] - 1} were trimmed") as gone:
+            last = min(starts[0], cursor.offsets[0]) - 1
+            with pytest.raises(DataLoss, match=rf"shard 0: records 0 to {last} were trimmed") as gone:
                 run("t", at=cursor)
             assert (gone.value.stream, gone.value.shard, gone.value.first) == ("stock", 0, 0)
         with pytest.raises(DataLoss):

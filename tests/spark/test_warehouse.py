@@ -333,8 +333,8 @@ def _come_late(rows: pa.Table) -> int:
     ("step", "what"),
     [
         ("settled", "has load 1 of this job already"),
-        ("wrote", r"load 1 of .* was given up by another run"),
-        ("written", r"load 1 of .* was given up by another run"),
+        ("wrote", r"a load of .* was given up by another run"),
+        ("written", r"a load of .* was given up by another run"),
     ],
 )
 def test_two_that_run_at_once_load_everything_once(log, tmp_path, spark, monkeypatch, step, what):
