@@ -171,6 +171,23 @@ def test_a_command_writes_no_lines_of_sparks_own(folder):
     assert not told, done.stderr
 
 
+@pytest.mark.slow("starts a second Spark, and tasks that fail are tried four times")
+def test_a_statement_that_fails_in_a_task_is_told_in_a_line(folder):
+    """With what was wrong, and not with where in Spark it was found."""
+    statement = "SELECT assert_true(id < 5) FROM orders"
+    done = subprocess.run(
+        [sys.executable, "-m", "mainstem", "sql", statement, "--data", str(folder / "data")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 5
+    lines = done.stderr.splitlines()
+    assert "(id < 5)' is not true" in lines[-1]
+    assert not [line for line in lines if "ERROR" in line or line.startswith("\tat ")], done.stderr
+
+
 def test_sql_says_what_is_wrong(folder, capfd):
     data = ("--data", str(folder / "data"))
     assert run(["sql", "SELECT * FROM ordrs", *data]) == 3

@@ -14,7 +14,7 @@ from mainstem.cli.flags import Command, with_settings
 from mainstem.cli.hubs import Data, Json
 from mainstem.cli.progress import job_progress
 from mainstem.core.settings import Loaded
-from mainstem.spark.session import was_interrupt
+from mainstem.spark.session import log_no_task_errors, was_interrupt
 
 _Master = Annotated[
     str | None, typer.Option(metavar="URL", help="Where Spark runs, such as spark://host:7077; here if not said.")
@@ -58,6 +58,7 @@ def _run(
     if data is not None and loaded.origins["url"].startswith("flag"):
         raise UsageProblem("--url and --data name two logs; give one of them")
     hubs.log_as_told(loaded)
+    log_no_task_errors()
     source = hubs.source_options(loaded, data)
     name = function.__name__
     with hubs.noted(source["hub"]), job_progress(name) as on_step:

@@ -37,14 +37,16 @@ def sql(
     Streams are tables: their columns, and if they are spoken of `_shard`, `_offset`, `_timestamp`, `_key` and
     `_headers`. Names with a dot or a dash stand in backticks; of streams whose names differ in their capitals alone one
     statement can read one. Only the columns that are needed are read, and of the batches only those that can hold what
-    is asked for. Nothing is stored, and no group moves. Spark takes some seconds to start.
+    is asked for. A tombstone is a row of nulls. Nothing is stored, and no group moves. Spark takes some seconds to
+    start.
     """
     begun = CLOCK.monotonic()
     with hubs.reading(loaded, data) as hub:
         from mainstem.spark.jobs.tasks import translated
-        from mainstem.spark.session import session
+        from mainstem.spark.session import log_no_task_errors, session
         from mainstem.spark.sql import distinct_names, query
 
+        log_no_task_errors()
         spark = session("mainstem sql", master, {"spark.sql.session.timeZone": "UTC"})
         with translated():
             frame = query(spark, hub, hubs.source_options(loaded, data), statement)

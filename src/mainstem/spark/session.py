@@ -36,6 +36,8 @@ _DRIVER_BYTES_MAX: Final = 8_192 * MIB
 # Names the file that tells processes which plan a read how many cores the session has: Spark does not. A number would
 # not do, because they have the variables with which the JVM was started, it may be for a session before.
 _CORES_VARIABLE: Final = "PYSPARK_MAINSTEM_CORES"
+# At which level of the log a task says why it failed; see log4j2.properties.
+_TASK_ERRORS_VARIABLE: Final = "PYSPARK_MAINSTEM_TASK_ERRORS"
 _LOCAL: Final = re.compile(r"local(?:\[(\d+|\*)(?:, *\d+)?\])?")
 _CANCEL_SECONDS: Final = 1.0
 # Batches from the JVM to Python: five times the rows of Spark's default, if they are not wide.
@@ -112,6 +114,11 @@ def session(
     if signal.getsignal(signal.SIGINT) is not before:
         _interrupt_well(made.sparkContext)
     return made
+
+
+def log_no_task_errors() -> None:
+    """For a program that tells by itself what failed, before it starts Spark: the log is not to have it as well."""
+    os.environ[_TASK_ERRORS_VARIABLE] = "off"
 
 
 @contextlib.contextmanager
