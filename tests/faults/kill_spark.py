@@ -408,7 +408,13 @@ class _KillingReader(StreamReader):
         super().__init__(options, schema)
         self._come = come
 
-    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None) -> tuple[QueryOffset, bool]:
+    def _first(self, info: StreamInfo) -> QueryOffset:
+        self._come("before publishing")
+        found = super()._first(info)
+        self._come("published")
+        return found
+
+    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset) -> tuple[QueryOffset, bool]:
         self._come("before publishing")
         found = super()._published(info, first, before)
         self._come("published")

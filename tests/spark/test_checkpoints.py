@@ -164,9 +164,10 @@ class Copy:
         self._hub = hub
         self.checkpoint = folder / "checkpoint"
 
-    def run(self, **options: str) -> None:
+    def run(self, *, group: str | None = "copier", **options: str) -> None:
         """All that there is now."""
-        rows = self._spark.readStream.format("mainstem").options(hub=self._hub, group="copier", **options)
+        given = {"hub": self._hub, **({"group": group} if group else {}), **options}
+        rows = self._spark.readStream.format("mainstem").options(**given)
         writing = rows.load("orders").writeStream.format("mainstem").trigger(availableNow=True)
         query = writing.options(hub=self._hub, checkpointLocation=str(self.checkpoint)).start("copies")
         assert query.awaitTermination(SECONDS_MAX)
@@ -259,7 +260,27 @@ def test_with_the_id_of_another_query_a_checkpoint_is_of_another_job(copy):
 def test_without_its_checkpoint_a_query_goes_on_where_its_group_stands(copy):
     query, hub = copy
     query.run()
+    for count, options in ((150, {}), (200, {"startingOffsets": "earliest"})):
+        shutil.rmtree(query.checkpoint)
+        append(hub, "orders", count, 50)
+        query.run(**options)
+        assert ids(hub, "copies") == list(range(count + 50))
+
+
+@pytest.mark.slow("several streaming queries, seconds each")
+def test_without_its_checkpoint_and_a_group_a_query_is_not_begun_where_it_may_lose_records(copy):
+    query, hub = copy
+    query.run()
+    bring_back = query.keep()
     shutil.rmtree(query.checkpoint)
     append(hub, "orders", 150, 50)
-    query.run()
+    # Each time it is started, though now there is a checkpoint without a batch.
+    for _ in range(2):
+        with pytest.raises(
+            PySparkException, match=r"nothing says where in stream 'orders' the query begins.*200 records"
+        ):
+            query.run(group=None)
+    assert ids(hub, "copies") == list(range(150))
+    bring_back()
+    query.run(group=None)
     assert ids(hub, "copies") == list(range(200))

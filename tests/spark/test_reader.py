@@ -51,7 +51,7 @@ def orders(tmp_path):
 
 def test_a_first_batch_is_planned_again_as_it_was(orders):
     hub, folder = orders
-    source = reader(folder)
+    source = reader(folder, startingOffsets="latest")
     start = source.initialOffset()
     # Whoever begins with the latest has found nothing, but knows from now on where that was.
     first = source.latestOffset(start, ReadAllAvailable())
@@ -68,25 +68,47 @@ def test_a_first_batch_is_planned_again_as_it_was(orders):
     assert again.latestOffset(second, ReadAllAvailable()) == second
 
 
-def test_a_query_that_passes_over_what_there_is_says_so(orders, server, caplog):
-    """Its checkpoint may have been deleted."""
+def test_a_query_without_a_checkpoint_has_to_be_told_where_it_begins(orders, server):
+    """It may have run before, and have lost its checkpoint: then one end is a loss, and the other everything twice."""
     hub, folder = orders
-    silent: list[dict[str, str]] = [{"startingOffsets": "latest"}, {"startingTimestamp": "2100-01-01T00:00:00Z"}]
-    for options in silent:
+    said = r"nothing says where .* 'orders' .*no checkpoint{}\. .*\"earliest\"\) for the {} records .*\"latest\" .*lost"
+    with pytest.raises(InvalidSetting, match=said.format("", "1,000")):
+        reader(folder).latestOffset(dict(INITIAL), ReadAllAvailable())
+    told: list[dict[str, str]] = [{"startingOffsets": "latest"}, {"startingTimestamp": "2100-01-01T00:00:00Z"}]
+    for options in told:
         source = reader(folder, **options)
         assert ids(source, dict(INITIAL), source.latestOffset(dict(INITIAL), ReadAllAvailable())) == []
+    # Where there is nothing to pass over, nothing has to be said.
+    hub.streams.create("empty", schema=SCHEMA)
+    first = reader(folder, stream="empty").latestOffset(dict(INITIAL), ReadAllAvailable())
+    append(hub, "empty", 0, 5)
+    source = reader(folder, stream="empty")
+    assert ids(source, first, source.latestOffset(first, ReadAllAvailable())) == [*range(5)]
     with mainstem.connect(server.url) as served:
         fill(served, count=10)
-    reader(server.url, group="lake").latestOffset(dict(INITIAL), ReadAllAvailable())
-    hub.streams.create("empty", schema=SCHEMA)
-    reader(folder, stream="empty").latestOffset(dict(INITIAL), ReadAllAvailable())
-    assert caplog.messages == []
-    source = reader(folder)
-    first = source.latestOffset(dict(INITIAL), ReadAllAvailable())
-    (said,) = caplog.messages
-    assert said.endswith("it passes over the records that there are stream=orders records=1000")
-    source.latestOffset(first, ReadAllAvailable())
-    assert len(caplog.messages) == 1
+        with pytest.raises(InvalidSetting, match=said.format(", and its group lake has not read the stream yet", 10)):
+            reader(server.url, group="lake").latestOffset(dict(INITIAL), ReadAllAvailable())
+        assert served.groups.list() == []
+
+
+def test_without_a_checkpoint_a_query_goes_on_where_its_group_stands_whatever_its_options_say(server, caplog):
+    with mainstem.connect(server.url) as hub:
+        fill(hub, count=100, shards=1, batch=10)
+        source = reader(server.url, startingOffsets="earliest", group="lake", maxOffsetsPerTrigger="60")
+        first = source.latestOffset(dict(INITIAL), source.getDefaultReadLimit())
+        source.latestOffset(first, source.getDefaultReadLimit())
+        assert caplog.messages == []
+        for options in ({}, {"startingOffsets": "earliest"}, {"startingOffsets": "latest"}):
+            caplog.clear()
+            other = reader(server.url, group="lake", **options)
+            end = other.latestOffset(dict(INITIAL), ReadAllAvailable())
+            assert (end["begins"], end["offsets"][0]) == (first["offsets"], 100)
+            assert len(ids(other, dict(INITIAL), end)) == 40
+            assert ["goes on where the group stands" in text for text in caplog.messages] == [True] * len(options)
+        # The way to begin elsewhere, which is nobody's mistake.
+        hub.groups.reset("lake", "earliest", dry_run=False)
+        other = reader(server.url, group="lake")
+        assert len(ids(other, dict(INITIAL), other.latestOffset(dict(INITIAL), ReadAllAvailable()))) == 100
 
 
 def test_batches_within_limits_have_everything_once(orders):
@@ -265,16 +287,19 @@ def test_a_reset_moves_the_query_wherever_it_stands(server, monkeypatch):
         hub.groups.reset("lake", "earliest", dry_run=False)
         moved = source.latestOffset(first, ReadAllAvailable())
         assert ids(source, first, moved) == list(range(100))
-        # One that comes in the moment before progress is published, by a query that goes on and by one that begins.
+        # One that comes in the moment before progress is published.
         append(hub, "orders", 100, 10)
         reset = partial(hub.groups.reset, "lake", "earliest", dry_run=False)
-        for start, options in ((moved, {}), (source.initialOffset(), {"startingOffsets": "latest"})):
-            between = Between(origin.opened(Access.to(server.url)), CommitCursorsCall, reset)
-            monkeypatch.setattr("mainstem.spark.stream.opened", lambda access, port=between: port)
-            other = reader(server.url, group="lake", **options)
-            again = other.latestOffset(start, ReadAllAvailable())
-            assert ids(other, start, again) == list(range(110))
-            assert hub.groups.get("lake").records == 110
+        between = Between(origin.opened(Access.to(server.url)), CommitCursorsCall, reset)
+        monkeypatch.setattr("mainstem.spark.stream.opened", lambda access: between)
+        again = source.latestOffset(moved, ReadAllAvailable())
+        assert ids(source, moved, again) == list(range(110))
+        assert hub.groups.get("lake").records == 110
+        # One that comes as a query without a checkpoint has just seen where the group stands.
+        first = source.latestOffset(dict(INITIAL), ReadAllAvailable())
+        hub.groups.reset("lake", {("orders", 1): 5}, dry_run=False)
+        again = source.latestOffset(first, ReadAllAvailable())
+        assert (again["begins"][1], again["offsets"]) == (5, first["offsets"])
         # Who comes and goes as this group resets nothing.
         with hub.consumer("orders", group="lake", commit="manual"):
             pass
@@ -303,14 +328,15 @@ def test_another_group_than_the_checkpoints_moves_nothing(server, caplog):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=100, shards=1, batch=10)
         for name, place in (("ahead", 50), ("behind", 5)):
-            reader(server.url, group=name).latestOffset(dict(INITIAL), ReadAllAvailable())
+            made = reader(server.url, group=name, startingOffsets="latest")
+            made.latestOffset(dict(INITIAL), ReadAllAvailable())
             hub.groups.reset(name, {("orders", 0): place}, dry_run=False)
         limited = {"group": "lake", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20"}
         source = reader(server.url, **limited)
         done = source.latestOffset(source.initialOffset(), source.getDefaultReadLimit())
         # The checkpoint wins: over a group that is ahead, over one that is behind, and over one of the same name.
         hub.groups.delete("lake")
-        reader(server.url, group="lake").latestOffset(dict(INITIAL), ReadAllAvailable())
+        reader(server.url, group="lake", startingOffsets="latest").latestOffset(dict(INITIAL), ReadAllAvailable())
         for name in ("ahead", "behind", "lake"):
             caplog.clear()
             other = reader(server.url, group=name)

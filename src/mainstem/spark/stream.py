@@ -99,11 +99,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = QueryOffset.from_json(start)
         info = self._look_up()
-        first = self._first(info) if before is None else replace(self._at(before, info), begins=None, lost=())
-        first, is_news = self._published(info, first, before)
+        if before is None:
+            first, is_news = self._first(info), True
+        else:
+            at = replace(self._at(before, info), begins=None, lost=())
+            first, is_news = self._published(info, at, before)
         found = self._next(info, first, is_limited=not isinstance(limit, ReadAllAvailable))
         is_told = not (found.lost or found.trimmed)
-        if before is not None and not is_news and is_told and found.offsets == first.offsets:
+        if not is_news and is_told and found.offsets == first.offsets:
             return start
         return found.to_json()
 
@@ -112,25 +115,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return QueryOffset(info.uuid, info.epoch, info.ends).to_json()
 
     def _first(self, info: StreamInfo) -> QueryOffset:
-        """Where a query without a checkpoint begins."""
-        options, port = self._options, opened(self._options.access)
-        begins: Sequence[int] | None = None
-        if options.starting is None and options.group:
-            standing = QueryGroup(port, options.group).standing(info)
-            begins = None if standing is None else standing.offsets
-        if begins is None:
-            begins = begin_of(port, info, options.starting or "latest")
-            if options.starting is None and not options.group and info.records:
-                # So does a query whose checkpoint was lost, and nobody else would tell of what it passes over.
-                logger.warning(
-                    Event(
-                        "the query has no checkpoint, and neither group nor startingOffsets say where it begins: it "
-                        "passes over the records that there are",
-                        stream=info.name,
-                        records=info.records,
-                    )
+        """Where a query without a checkpoint begins: where its group stands, so that nothing is passed over if the
+        checkpoint was lost; if it has none that reads the stream, where the options say."""
+        options = self._options
+        if not options.group:
+            begins = self._chosen(info)
+            return QueryOffset(info.uuid, info.epoch, begins, begins=begins)
+        group = QueryGroup(opened(options.access), options.group)
+        standing = group.standing(info)
+        if standing is not None and options.starting is not None:
+            logger.warning(
+                Event(
+                    "the query has no checkpoint, and its group has read the stream before: it goes on where the group "
+                    "stands. The options say where a new group begins; mainstem groups reset moves this one",
+                    group=options.group,
+                    stream=info.name,
                 )
-        return QueryOffset(info.uuid, info.epoch, tuple(begins), begins=tuple(begins))
+            )
+        standing = standing or group.stand(info, self._chosen(info))
+        self._hold(group)
+        first = QueryOffset(info.uuid, info.epoch, standing.offsets, begins=standing.offsets)
+        return _standing_at(first, standing)
+
+    def _chosen(self, info: StreamInfo) -> tuple[int, ...]:
+        """Where the options say that a new query begins. Without a word neither end is right: the query may have run
+        before, and have lost its checkpoint."""
+        options = self._options
+        if options.starting is None and info.records:
+            group = f", and its group {options.group} has not read the stream yet" if options.group else ""
+            raise InvalidSetting(
+                f"nothing says where in stream {info.name!r} the query begins: it has no checkpoint{group}. Add "
+                f'.option("startingOffsets", "earliest") for the {info.records:,} records that there are, or "latest" '
+                "for those that come. If the query ran before and its checkpoint was lost, bring that back, or give "
+                "the group as which it ran, or the offsets where it ended"
+            )
+        return tuple(begin_of(opened(options.access), info, options.starting or "latest"))
 
     def _at(self, before: QueryOffset, info: StreamInfo) -> QueryOffset:
         """The same place in the stream as it is now; an error says why it is none."""
@@ -142,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = tuple(offsets_of(Cursor(before.stream, before.epoch, before.offsets), info))
         return replace(before, epoch=info.epoch, offsets=offsets)
 
-    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset | None) -> tuple[QueryOffset, bool]:
+    def _published(self, info: StreamInfo, first: QueryOffset, before: QueryOffset) -> tuple[QueryOffset, bool]:
         """The place from which the next batch begins, known to the group; whether the checkpoint has to be told of it,
         also without rows: somebody has moved the query there, or it is another group that the query is now."""
         if not self._options.group:
@@ -150,8 +169,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = QueryGroup(opened(self._options.access), self._options.group)
         standing = group.stand(info, first.offsets)
         self._hold(group)
-        known = before if before is not None and knows(before, standing) else None
-        if known is None and before is not None and before.group is not None:
+        known = before if knows(before, standing) else None
+        if known is None and before.group is not None:
             logger.warning(
                 Event(
                     "the checkpoint is of another group, or of this one before it was deleted; the query goes on where "
