@@ -128,7 +128,7 @@ def test_a_query_reads_no_columns_that_it_does_not_ask_for(spark, tmp_path):
 def test_latest_means_when_it_began_and_where_is_for_streams_too(spark, server, tmp_path):
     with mainstem.connect(server.url) as hub:
         fill(hub, count=1_000)
-        query = Query(spark, server.url, tmp_path, where="id % 10 = 0")
+        query = Query(spark, server.url, tmp_path, startingOffsets="latest", where="id % 10 = 0")
         running = query.start().trigger(processingTime="100 milliseconds").start()
         try:
             deadline = time.monotonic() + 60
