@@ -151,8 +151,9 @@ def last_plan(spark) -> str:
     return str(last.physicalPlanDescription())
 
 
-# What Spark and PySpark say when they start, unless they are told not to.
-_AT_START = ("Setting default log level", "To adjust logging level", "Setting Spark log level", "pandas")
+def told(stderr: str) -> list[str]:
+    """But for Java's own line about a module that Spark asks for, which is not ours to silence."""
+    return [line for line in stderr.splitlines() if "jdk.incubator.vector" not in line]
 
 
 @pytest.mark.slow("starts a second Spark")
@@ -165,10 +166,8 @@ def test_a_command_writes_no_lines_of_sparks_own(folder):
         check=False,
     )
     assert done.stdout.split() == ["id", "9"], done.stderr
-    assert "1 row; " in done.stderr
-    # Java's own line, about a module that Spark asks for, is not ours to silence, nor what a worker says that is ended.
-    told = [line for line in _AT_START if line in done.stderr]
-    assert not told, done.stderr
+    (line,) = told(done.stderr)
+    assert line.startswith("1 row; ")
 
 
 @pytest.mark.slow("starts a second Spark, and tasks that fail are tried four times")
@@ -183,9 +182,9 @@ def test_a_statement_that_fails_in_a_task_is_told_in_a_line(folder):
         check=False,
     )
     assert done.returncode == 5
-    lines = done.stderr.splitlines()
-    assert "(id < 5)' is not true" in lines[-1]
-    assert not [line for line in lines if "ERROR" in line or line.startswith("\tat ")], done.stderr
+    # Nor with what Spark's workers say of tasks that are ended because of it.
+    (line,) = told(done.stderr)
+    assert "(id < 5)' is not true" in line
 
 
 def test_sql_says_what_is_wrong(folder, capfd):
