@@ -1,6 +1,9 @@
 """Processes that Spark keeps: what was imported into them is not looked through after every task."""
 
+import contextlib
 import gc
+import io
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -31,6 +34,32 @@ def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, tmp_
     assert found.worker
     # Pyspark, pyarrow and this project: far more than that.
     assert found.frozen > 10_000
+
+
+@pytest.mark.slow("Spark starts processes for what it is asked first")
+def test_a_worker_that_opened_a_log_writes_no_stack_of_a_closed_connection(spark, tmp_path):
+    """Spark's daemon writes one where a LIMIT ends a task."""
+    with mainstem.open(tmp_path / "log") as hub:
+        fill(hub, count=10)
+    access = Access.to(str(tmp_path / "log"))
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            opened(access)
+            said = []
+            for error in (BrokenPipeError(), ValueError("wrong")):
+                with contextlib.redirect_stderr(io.StringIO()) as caught:
+                    try:
+                        raise error
+                    except (BrokenPipeError, ValueError):
+                        # As the daemon does.
+                        vars(sys.modules["__main__"])["traceback"].print_exc()
+                said.append(caught.getvalue())
+            yield pa.RecordBatch.from_pydict({"said": said})
+
+    closed, wrong = (row.said for row in spark.range(0, 1, 1, 1).mapInArrow(look, "said STRING").collect())
+    assert closed == ""
+    assert "ValueError: wrong" in wrong
 
 
 @pytest.mark.slow("Spark starts processes for what it is asked first")

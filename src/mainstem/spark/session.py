@@ -225,7 +225,6 @@ def settings(
             # Nobody else connects, and the name of a laptop may lead nowhere.
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.python.daemon.module": "mainstem.spark.daemon",
         }
     if _JAVA_OPTIONS not in {**given, **config}:
         ours[_JAVA_OPTIONS] = _QUIETLY
