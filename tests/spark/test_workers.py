@@ -19,12 +19,15 @@ from tests.spark.parts import fill
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-@pytest.mark.slow("Spark starts processes for what it is asked first")
-def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, tmp_path):
+@pytest.fixture
+def access(tmp_path) -> Access:
     with mainstem.open(tmp_path / "log") as hub:
         fill(hub, count=10)
-    access = Access.to(str(tmp_path / "log"))
+    return Access.to(str(tmp_path / "log"))
 
+
+@pytest.mark.slow("Spark starts processes for what it is asked first")
+def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, access):
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             opened(access)
@@ -37,11 +40,8 @@ def test_a_worker_that_opened_a_log_has_put_its_imports_out_of_sight(spark, tmp_
 
 
 @pytest.mark.slow("Spark starts processes for what it is asked first")
-def test_a_worker_that_opened_a_log_writes_no_stack_of_a_closed_connection(spark, tmp_path):
+def test_a_worker_that_opened_a_log_writes_no_stack_of_a_closed_connection(spark, access):
     """Spark's daemon writes one where a LIMIT ends a task."""
-    with mainstem.open(tmp_path / "log") as hub:
-        fill(hub, count=10)
-    access = Access.to(str(tmp_path / "log"))
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
